@@ -1,0 +1,299 @@
+"""Every setting of a run, typed, with its default, its meaning and its check.
+
+The defaults are the heterogeneous CIFAR-10 run of the paper (N = 100, C = 10 %, 2 of 10 classes a client) at the length
+that two CPU cores finish in about ten minutes. `Config` is frozen: derive another with `dataclasses.replace`.
+"""
+
+import dataclasses
+import difflib
+import math
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.models import extractor_names
+
+DATASETS = ("cifar10", "cifar100", "synthetic")
+PAPER_COLUMNS = {10: 1.0, 50: 0.2, 100: 0.1}  # N: C, the three columns of the paper's tables
+
+
+@dataclass(frozen=True)
+class PFedAFM:
+    """Settings of pFedAFM's own; the last five reproduce what the released code does instead of the paper."""
+
+    mix_learning_rate: float = 1.0
+    """Learning rate of the mix vector (the paper's η_α; it tries 0.001, 0.01, 0.1 and 1)."""
+    mix_project: bool = True
+    """Keep the mix vector in [0, 1] after every step."""
+    mix_scalar: bool = False
+    """Ablation: one mix weight for all features instead of one for each."""
+    mix_fixed: float | None = None
+    """Ablation: hold the mix vector at this value instead of training it."""
+    training: Literal["iterative", "end_to_end"] = "iterative"
+    """Two phases (the paper), or everything at once (its ablation)."""
+    mix_weight_decay: float = 0.0
+    """Released code: weight decay on the mix vector (1e-3 there)."""
+    mix_relay: bool = False
+    """Released code: one mix vector handed from client to client instead of one each."""
+    leak_momentum: bool = False
+    """Released code: momentum of the shared extractor and the mix vector carried from client to client."""
+    send_header: bool = False
+    """Released code: an untrained header travels with the shared extractor (counted as traffic)."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides a run."""
+
+    method: str = "pfedafm"
+    """The federated method."""
+
+    # Data
+    dataset: str = "cifar10"
+    """cifar10, cifar100, or synthetic (generated, for trying things out)."""
+    synthetic_classes: int = 10
+    """Number of classes of the synthetic dataset."""
+    synthetic_samples: int = 6000
+    """Number of images of the synthetic dataset."""
+    partition: Literal["pathological", "dirichlet"] = "pathological"
+    """How classes fall to clients: a few classes each, or Dirichlet(gamma) shares of all classes."""
+    classes_per_client: int = 2
+    """Pathological: classes that a client sees."""
+    gamma: float = 0.5
+    """Dirichlet: smaller is more uneven."""
+    min_samples: int = 10
+    """Dirichlet: the least number of images a client gets."""
+    protocol: Literal["paper", "authors"] = "paper"
+    """paper: all images dealt, each client's data 8:2 into train and test. authors: 4/5 of the official training images and the official test images, dealt by the same shares."""
+    validation_fraction: float = 0.0
+    """Part of each client's training data held out for choosing settings."""
+    normalisation: Literal["dataset", "imagenet"] = "dataset"
+    """Channel means and deviations: the dataset's own, or ImageNet's (released code, CIFAR-10)."""
+    flip: bool = False
+    """Augmentation: random horizontal flips."""
+    erase: bool = False
+    """Augmentation: random erasing."""
+    crop: bool = False
+    """Augmentation: random crops after padding by 4."""
+
+    # Clients and models
+    num_clients: int = 100
+    """Number of clients, the paper's N."""
+    participation: float = 0.1
+    """Share of clients drawn each round, the paper's C."""
+    architectures: tuple[str, ...] = ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5")
+    """Client k gets architecture number k mod their count."""
+    shared_extractor: str = "cnn5"
+    """Architecture of what clients share (the paper's G)."""
+    feature_size: int = 500
+    """Width of a representation."""
+    initialisation: Literal["torch", "flax"] = "torch"
+    """Weight initialisation: PyTorch's default or Flax's."""
+    same_start: bool = True
+    """Clients of one architecture start from the same weights."""
+
+    # Training
+    rounds: int = 100
+    """Communication rounds, the paper's T."""
+    local_epochs: int = 5
+    """Epochs over a client's data per round (per phase), the paper's E."""
+    batch_size: int = 64
+    """Images in a step; the last, partial batch of an epoch is kept."""
+    learning_rate: float = 0.01
+    """Learning rate of the networks (η_ω = η_θ)."""
+    momentum: float = 0.9
+    """SGD momentum, fresh at each visit of a client."""
+    weight_decay: float = 1e-3
+    """SGD weight decay."""
+    clip_norm: float = 50.0
+    """Gradients of each network are clipped to this global norm."""
+    aggregation: Literal["samples", "uniform", "last"] = "samples"
+    """Weights of the average: n_k (the paper), all equal, or the last participant alone (released code)."""
+    seed: int = 0
+    """Decides split, start, draws and batches."""
+    eval_every: int = 10
+    """Evaluate all clients every so many rounds, and after the last."""
+
+    # Methods
+    pfedafm: PFedAFM = field(default_factory=PFedAFM)
+
+    # Machine
+    devices: int = 0
+    """Devices to use; 0: every GPU, or one device per CPU core."""
+    clients_per_step: int = 0
+    """Clients of one architecture trained in one vectorized step; 0: 1 on CPU, all that fall to a device on GPU."""
+    store: Literal["auto", "memory", "disk"] = "auto"
+    """Where clients' states wait between visits."""
+
+    @property
+    def num_participants(self) -> int:
+        """K = C · N."""
+        return round(self.participation * self.num_clients)
+
+    def check(self) -> "Config":
+        """Raises `PfedafmError` on the first setting that cannot work; returns itself."""
+        _check_types(self)
+        for name, (test, accepted) in _RANGES.items():
+            value = getattr(self, name)
+            if not (math.isfinite(value) and test(value)):
+                raise bad(name, value, accepted)
+        if self.dataset not in DATASETS:
+            raise bad("dataset", self.dataset, known(self.dataset, DATASETS))
+        if self.num_participants < 1:
+            raise bad("participation", self.participation, f"at least {1 / self.num_clients:g}: one of {self.num_clients} clients a round")
+        if not self.architectures:
+            raise bad("architectures", self.architectures, "at least one of " + ", ".join(extractor_names()))
+        for name in (*self.architectures, self.shared_extractor):
+            if name not in extractor_names():
+                setting = "shared_extractor" if name == self.shared_extractor else "architectures"
+                raise bad(setting, name, known(name, extractor_names()))
+        if self.dataset == "synthetic" and self.synthetic_samples < 6 * self.synthetic_classes:
+            raise bad("synthetic_samples", self.synthetic_samples, f"at least {6 * self.synthetic_classes} for {self.synthetic_classes} classes")
+        classes = {"cifar10": 10, "cifar100": 100, "synthetic": self.synthetic_classes}[self.dataset]
+        if self.partition == "pathological" and self.classes_per_client > classes:
+            raise bad("classes_per_client", self.classes_per_client, f"1 to {classes}, the classes of {self.dataset}")
+        mix = self.pfedafm
+        if not (math.isfinite(mix.mix_learning_rate) and mix.mix_learning_rate >= 0):
+            raise bad("pfedafm.mix_learning_rate", mix.mix_learning_rate, "0 or more")
+        if not (math.isfinite(mix.mix_weight_decay) and mix.mix_weight_decay >= 0):
+            raise bad("pfedafm.mix_weight_decay", mix.mix_weight_decay, "0 or more")
+        if mix.mix_fixed is not None and not 0 <= mix.mix_fixed <= 1:
+            raise bad("pfedafm.mix_fixed", mix.mix_fixed, "a number from 0 to 1, or none")
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain nested dictionary, for JSON."""
+        return dataclasses.asdict(self)
+
+
+_RANGES = {
+    "synthetic_classes": (lambda v: 2 <= v <= 1000, "2 to 1000"),
+    "synthetic_samples": (lambda v: 1 <= v <= 10_000_000, "up to 10,000,000"),
+    "classes_per_client": (lambda v: v >= 1, "1 or more"),
+    "gamma": (lambda v: v > 0, "a number above 0"),
+    "min_samples": (lambda v: v >= 2, "2 or more (one to train on, one to test on)"),
+    "validation_fraction": (lambda v: 0 <= v < 1, "0 up to, but not including, 1"),
+    "num_clients": (lambda v: 1 <= v <= 10_000_000, "1 to 10,000,000"),
+    "participation": (lambda v: 0 < v <= 1, "above 0, up to 1"),
+    "feature_size": (lambda v: v >= 1, "1 or more"),
+    "rounds": (lambda v: v >= 1, "1 or more"),
+    "local_epochs": (lambda v: v >= 1, "1 or more"),
+    "batch_size": (lambda v: v >= 1, "1 or more"),
+    "learning_rate": (lambda v: v >= 0, "0 or more"),
+    "momentum": (lambda v: 0 <= v < 1, "0 up to, but not including, 1"),
+    "weight_decay": (lambda v: v >= 0, "0 or more"),
+    "clip_norm": (lambda v: v > 0, "a number above 0"),
+    "seed": (lambda v: 0 <= v < 2**32, "0 to 4294967295"),
+    "eval_every": (lambda v: v >= 1, "1 or more"),
+    "devices": (lambda v: v >= 0, "0 (automatic) or a count"),
+    "clients_per_step": (lambda v: v >= 0, "0 (automatic) or a count"),
+}
+
+
+def bad(setting: str, value: Any, accepted: str) -> PfedafmError:
+    """The error for a setting: which one, what it was, what is accepted."""
+    return PfedafmError(f"{setting} = {value!r} cannot be used; accepted: {accepted}")
+
+
+def known(name: str, names: Any) -> str:
+    """`a, b, c (did you mean b?)`"""
+    near = difflib.get_close_matches(str(name), names, n=1)
+    return ", ".join(names) + (f" (did you mean {near[0]}?)" if near else "")
+
+
+def _check_types(settings: Any, prefix: str = "") -> None:
+    for name, kind in get_type_hints(type(settings)).items():
+        value, setting = getattr(settings, name), prefix + name
+        if dataclasses.is_dataclass(kind):
+            if not isinstance(value, kind):  # type: ignore[arg-type]
+                raise bad(setting, value, f"{kind.__name__}(...)")
+            _check_types(value, setting + ".")
+        elif get_origin(kind) is Literal:
+            if value not in get_args(kind):
+                raise bad(setting, value, known(value, get_args(kind)))
+        elif get_origin(kind) is tuple:
+            if not (isinstance(value, tuple) and all(isinstance(item, str) for item in value)):
+                raise bad(setting, value, "a tuple of names")
+        else:
+            accepted = tuple(t for t in (get_args(kind) or (kind,)))
+            numeric = (*accepted, int) if float in accepted else accepted
+            if not isinstance(value, numeric) or (isinstance(value, bool) and bool not in accepted):
+                raise bad(setting, value, " or ".join("none" if t is type(None) else t.__name__ for t in accepted))
+
+
+# ---------------------------------------------------------------------------------------------- named settings
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "authors_code": {
+        "protocol": "authors",
+        "aggregation": "last",
+        "batch_size": 512,
+        "local_epochs": 10,
+        "rounds": 500,
+        "flip": True,
+        "erase": True,
+        "crop": True,
+        "pfedafm": {
+            "mix_learning_rate": 0.01,
+            "mix_weight_decay": 1e-3,
+            "mix_relay": True,
+            "leak_momentum": True,
+            "send_header": True,
+        },
+    },
+}
+"""Named sets of settings, laid over a configuration: `--preset authors_code` is the released pFedAFM code."""
+
+
+def updated(config: Config, values: dict[str, Any]) -> Config:
+    """`config` with some settings changed; nested dictionaries change nested settings."""
+    return _updated(config, values, "")
+
+
+def _updated(settings: Any, values: dict[str, Any], prefix: str) -> Any:
+    names = [f.name for f in dataclasses.fields(settings)]
+    changes = {}
+    for name, value in values.items():
+        if name not in names:
+            raise PfedafmError(f"unknown setting {prefix + name}; known: {known(name, names)}")
+        current = getattr(settings, name)
+        if dataclasses.is_dataclass(current) and isinstance(value, dict):
+            value = _updated(current, value, f"{prefix}{name}.")
+        changes[name] = tuple(value) if isinstance(value, list) else value
+    return dataclasses.replace(settings, **changes)
+
+
+def with_preset(config: Config, preset: str) -> Config:
+    """`config` with a named set of settings laid over it."""
+    if preset not in PRESETS:
+        raise bad("preset", preset, known(preset, PRESETS))
+    changed = updated(config, PRESETS[preset])
+    if preset == "authors_code":
+        homogeneous = len(config.architectures) == 1
+        changed = dataclasses.replace(
+            changed,
+            normalisation="imagenet" if config.dataset == "cifar10" else "dataset",
+            shared_extractor="cnn1" if homogeneous else "cnn5",
+            pfedafm=dataclasses.replace(changed.pfedafm, mix_learning_rate=0.1 if homogeneous else 0.01),
+        )
+    return changed
+
+
+def paper_scale(config: Config, num_clients: int = 100) -> Config:
+    """The paper's own length, T = 500 and E = 10, at one of its three columns of N and C."""
+    if num_clients not in PAPER_COLUMNS:
+        raise bad("paper", num_clients, "10, 50 or 100 clients (with C = 100 %, 20 %, 10 %)")
+    return dataclasses.replace(
+        config, rounds=500, local_epochs=10, num_clients=num_clients, participation=PAPER_COLUMNS[num_clients]
+    )
+
+
+def load_config(path: str | Path) -> Config:
+    """Reads a TOML file of settings over the defaults."""
+    try:
+        values = tomllib.loads(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise PfedafmError(f"cannot read the configuration {path}: {error}") from error
+    return updated(Config(), values)

@@ -1,0 +1,17 @@
+"""Datasets, how they are split over clients, and how training images are varied."""
+
+from pfedafm_jax.data.augment import augment, normalise
+from pfedafm_jax.data.dataset import DATASETS, NORMALISATION, Dataset, dataset_from_arrays, load_dataset
+from pfedafm_jax.data.partition import Partition, make_partition
+
+__all__ = [
+    "DATASETS",
+    "NORMALISATION",
+    "Dataset",
+    "Partition",
+    "augment",
+    "dataset_from_arrays",
+    "load_dataset",
+    "make_partition",
+    "normalise",
+]

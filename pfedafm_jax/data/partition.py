@@ -1,0 +1,206 @@
+"""Which client holds which images: the pathological and the Dirichlet split, the paper's or the authors' way."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pfedafm_jax.data.atomic import write_atomically
+from pfedafm_jax.data.dealing import apportion, deal_classes, deal_dirichlet, deal_pathological
+from pfedafm_jax.errors import PfedafmError
+
+KINDS = ("pathological", "dirichlet")
+PROTOCOLS = ("paper", "authors")
+AUTHORS_TRAIN_SHARE = 4 / 5  # the released code keeps 40 000 of the 50 000 official training images
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Per client, ascending int32 indices into `Dataset.images`. No index occurs twice anywhere."""
+
+    train: tuple[np.ndarray, ...]
+    test: tuple[np.ndarray, ...]
+    validation: tuple[np.ndarray, ...]  # empty arrays unless asked for
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.train)
+
+    def class_counts(self, labels: np.ndarray, num_classes: int) -> np.ndarray:
+        """int64 [clients, classes]: how many images of a class a client holds, all parts together."""
+        return np.stack(
+            [
+                np.bincount(np.asarray(labels)[np.concatenate(parts)], minlength=num_classes)
+                for parts in zip(self.train, self.test, self.validation, strict=True)
+            ]
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write a .npz file (no pickle in it), atomically."""
+        content = {}
+        for part in _PARTS:
+            arrays = getattr(self, part)
+            content[part] = np.concatenate(arrays)
+            content[f"{part}_sizes"] = np.array([len(array) for array in arrays], np.int64)
+        try:
+            write_atomically(Path(path), lambda file: np.savez(file, **content))
+        except OSError as error:
+            raise PfedafmError(f"partition file {path} cannot be written ({error.strerror or error})") from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Partition":
+        """Read what `save` wrote."""
+        try:
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as content:
+                read = {part: (content[part], content[f"{part}_sizes"]) for part in _PARTS}
+        except OSError as error:
+            raise PfedafmError(f"partition file {path} cannot be read ({error.strerror or error})") from error
+        except Exception as error:  # zipfile and numpy raise many types on damaged input
+            raise PfedafmError(f"{path} is not a partition file, or a damaged one ({error})") from error
+        parts = {}
+        for part, (indices, sizes) in read.items():
+            plausible = all(array.ndim == 1 and array.dtype.kind == "i" for array in (indices, sizes))
+            if not plausible or sizes.min(initial=0) < 0 or sizes.sum() != len(indices) or indices.min(initial=0) < 0:
+                raise PfedafmError(f"{path} is a damaged partition file: the sizes in {part!r} do not add up")
+            parts[part] = tuple(np.split(indices.astype(np.int32), np.cumsum(sizes)[:-1])) if len(sizes) else ()
+        if len({len(arrays) for arrays in parts.values()}) != 1 or not parts["train"]:
+            raise PfedafmError(f"{path} is a damaged partition file: its parts are for different numbers of clients")
+        return cls(**parts)
+
+
+_PARTS = ("train", "test", "validation")
+
+
+def make_partition(
+    labels: np.ndarray,
+    num_train: int,
+    num_clients: int,
+    *,
+    kind: str = "pathological",
+    classes_per_client: int = 2,
+    gamma: float = 0.5,
+    protocol: str = "paper",
+    test_fraction: float = 0.2,
+    validation_fraction: float = 0.0,
+    min_samples: int = 10,
+    seed: int = 0,
+    num_classes: int | None = None,
+) -> Partition:
+    """Split a dataset over clients.
+
+    Args:
+        labels: int [num], training images first.
+        num_train: how many of them are official training images.
+        num_clients: N in the paper.
+        kind: "pathological": every client holds images of exactly `classes_per_client` classes, a class is shared
+            by its owners in proportions U(0.4, 0.6); "dirichlet": every class is spread over all clients in
+            proportions Dirichlet(`gamma`), each client then holding at least `min_samples` images.
+        classes_per_client: pathological only.
+        gamma: Dirichlet only; the smaller, the more unequal.
+        protocol: "paper": all images are dealt, then each client's are cut into train and test by `test_fraction`,
+            class by class; "authors", as in the released code: four fifths of the official training images
+            and all official test images, both dealt in the same proportions; `test_fraction` does not matter.
+        test_fraction: of a client's images.
+        validation_fraction: of a client's training images, set apart.
+        min_samples: Dirichlet only.
+        seed: same seed, same split.
+        num_classes: if larger than the largest label plus one.
+    """
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) == 0 or labels.min() < 0:
+        raise PfedafmError(f"labels is {labels.dtype} {labels.shape}; accepted are integers [num], 0 or more")
+    num_classes = int(labels.max()) + 1 if num_classes is None else num_classes
+    _check_choices(kind, protocol, seed)
+    _check_numbers(labels, num_train, num_clients, num_classes)
+    _check_fractions(test_fraction, validation_fraction)
+    # One stream per decision, so that e.g. another validation_fraction leaves the rest of the split as it was.
+    deal_rng, keep_rng, order_rng, cut_rng, validation_rng = (
+        np.random.Generator(np.random.PCG64(child)) for child in np.random.SeedSequence(seed).spawn(5)
+    )
+
+    # A pool is dealt as a whole; `least` is what every client needs of it for no part of its data to be empty.
+    held_out = 1 if validation_fraction > 0 else 0
+    if protocol == "paper":
+        pools, least = [np.arange(len(labels))], [2 + held_out]
+    else:
+        kept = np.sort(keep_rng.permutation(num_train)[: round(num_train * AUTHORS_TRAIN_SHARE)])
+        pools, least = [kept, np.arange(num_train, len(labels))], [1 + held_out, 1]
+    sizes = [np.bincount(labels[pool], minlength=num_classes) for pool in pools]
+    if kind == "pathological":
+        owned = deal_classes(deal_rng, num_clients, classes_per_client, num_classes)
+        counts = deal_pathological(deal_rng, owned, sizes, least)
+    else:
+        # min_samples over the pools in proportion to their size, rounded up.
+        total = sum(len(pool) for pool in pools)
+        least = [max(low, math.ceil(min_samples * len(pool) / total)) for low, pool in zip(least, pools, strict=True)]
+        counts = deal_dirichlet(deal_rng, gamma, num_clients, sizes, least)
+
+    dealt = [_hand_out(order_rng, labels, pool, count) for pool, count in zip(pools, counts, strict=True)]
+    if protocol == "paper":
+        cuts = [_cut(cut_rng, labels, mine, test_fraction, held_out) for mine in dealt[0]]
+        train, test = [cut[0] for cut in cuts], [cut[1] for cut in cuts]
+    else:
+        train, test = dealt
+    if held_out:
+        cuts = [_cut(validation_rng, labels, mine, validation_fraction, 0) for mine in train]
+        train, validation = [cut[0] for cut in cuts], [cut[1] for cut in cuts]
+    else:
+        validation = [np.zeros(0, np.int32)] * num_clients
+    train, test, validation = (
+        tuple(np.sort(mine).astype(np.int32) for mine in part) for part in (train, test, validation)
+    )
+    return Partition(train, test, validation)
+
+
+def _hand_out(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+    """Give each client `counts[client, class]` random indices of each class in `pool`, none twice."""
+    dealt: list[list[np.ndarray]] = [[] for _ in range(len(counts))]
+    for cls in range(counts.shape[1]):
+        indices = rng.permutation(pool[labels[pool] == cls])
+        # What lies beyond the last cut belongs to nobody (a class without owners).
+        for mine, share in zip(dealt, np.split(indices, np.cumsum(counts[:, cls])), strict=False):
+            mine.append(share)
+    return [np.concatenate(shares) for shares in dealt]
+
+
+def _cut(
+    rng: np.random.Generator, labels: np.ndarray, mine: np.ndarray, fraction: float, reserve: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(rest, `fraction`) of a client's indices, alike in their classes; at least 1 + `reserve` and 1 of them."""
+    wanted = min(max(round(len(mine) * fraction), 1), len(mine) - 1 - reserve)
+    mine = mine[np.argsort(labels[mine], kind="stable")]  # `_hand_out` has shuffled within a class
+    classes, starts, sizes = np.unique(labels[mine], return_index=True, return_counts=True)
+    # Ties in the rounding go to random classes, else the first ones would be tested on more everywhere.
+    order = rng.permutation(len(classes))
+    taken = np.zeros(len(classes), np.int64)
+    taken[order] = apportion(wanted, sizes[order])
+    out = np.concatenate([np.arange(start, start + take) for start, take in zip(starts, taken, strict=True)])
+    return np.delete(mine, out), mine[out]
+
+
+def _check_choices(kind: str, protocol: str, seed: int) -> None:
+    if kind not in KINDS:
+        raise PfedafmError(f"partition kind is {kind!r}; accepted are {', '.join(KINDS)}")
+    if protocol not in PROTOCOLS:
+        raise PfedafmError(f"protocol is {protocol!r}; accepted are {', '.join(PROTOCOLS)}")
+    if seed < 0:
+        raise PfedafmError(f"seed is {seed}; it must be 0 or more")
+
+
+def _check_numbers(labels: np.ndarray, num_train: int, num_clients: int, num_classes: int) -> None:
+    if not 0 <= num_train <= len(labels):
+        raise PfedafmError(f"num_train is {num_train}; it must lie between 0 and the {len(labels)} images there are")
+    if num_clients < 1:
+        raise PfedafmError(f"num_clients is {num_clients}; it must be 1 or more")
+    if num_clients > len(labels):
+        raise PfedafmError(f"num_clients is {num_clients}, but there are only {len(labels)} images")
+    if num_classes <= int(labels.max()):
+        raise PfedafmError(f"num_classes is {num_classes}, but there is a label {int(labels.max())}")
+
+
+def _check_fractions(test_fraction: float, validation_fraction: float) -> None:
+    if not 0 < test_fraction < 1:
+        raise PfedafmError(f"test_fraction is {test_fraction}; it must lie between 0 and 1, both excluded")
+    if not 0 <= validation_fraction < 1:
+        raise PfedafmError(f"validation_fraction is {validation_fraction}; it must be 0 or more and below 1")

@@ -1,0 +1,7 @@
+"""From one client to many: the client store, the schedule, the devices, the round."""
+
+from pfedafm_jax.engine.devices import Devices, setup_devices
+from pfedafm_jax.engine.federation import Federation, RoundResult, draw_participants
+from pfedafm_jax.engine.store import ClientStore
+
+__all__ = ["ClientStore", "Devices", "Federation", "RoundResult", "draw_participants", "setup_devices"]

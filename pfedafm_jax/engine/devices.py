@@ -1,0 +1,71 @@
+"""The one place that knows about devices: how a function is spread over them and how their sums are joined."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pfedafm_jax.data.cache import default_cache_dir
+from pfedafm_jax.errors import PfedafmError
+
+AXIS = "devices"
+Tree = Any
+
+
+def setup_devices(count: int = 0, cache: bool = True) -> None:
+    """Gives JAX one CPU device per core (or `count`) and a compilation cache; call it before anything else uses JAX.
+
+    One client per core beats one client on all cores. Once JAX has started, or on a GPU, the count changes nothing.
+    """
+    try:
+        jax.config.update("jax_num_cpu_devices", count or os.cpu_count() or 1)
+    except RuntimeError:
+        pass
+    if cache and not jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
+        jax.config.update("jax_compilation_cache_dir", str(default_cache_dir() / "compiled"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+class Devices:
+    """The local devices of a run; `count` 0 takes all of them."""
+
+    def __init__(self, count: int = 0):
+        available = jax.local_devices()
+        if count > len(available):
+            raise PfedafmError(f"devices = {count} cannot be used; accepted: 0 (all) to {len(available)} on this machine")
+        self.devices = available[: count or len(available)]
+        self._mesh = Mesh(np.array(self.devices), (AXIS,))
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    @property
+    def kind(self) -> str:
+        """cpu, gpu or tpu."""
+        return self.devices[0].platform
+
+    def __str__(self) -> str:
+        name = "CPU core" if self.kind == "cpu" else self.devices[0].device_kind
+        return f"{len(self)} × {name}" if len(self) > 1 else f"one {name}"
+
+    def replicate(self, tree: Tree) -> Tree:
+        """The same arrays on every device."""
+        return jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec()))
+
+    def split(self, tree: Tree) -> Tree:
+        """Arrays `[devices, …]`, each device holding its own row."""
+        return jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec(AXIS)))
+
+    def spread(self, function: Callable, in_axes: tuple, out_axes: Any = 0, donate: tuple[int, ...] = ()) -> Callable:
+        """`function` on every device: arguments with axis 0 are split over the devices, the others given to all."""
+        return jax.pmap(
+            function, AXIS, in_axes=in_axes, out_axes=out_axes, devices=self.devices, donate_argnums=donate
+        )
+
+
+def sum_over_devices(tree: Tree) -> Tree:
+    """Inside a spread function: the sum of a tree over all devices."""
+    return jax.tree.map(lambda leaf: jax.lax.psum(leaf, AXIS), tree)

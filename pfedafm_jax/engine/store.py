@@ -1,0 +1,99 @@
+"""Where clients' states wait between their visits: on the host, in memory or in memory-mapped files.
+
+A client that was never drawn equals the start of its architecture and takes neither memory nor disk: rows are allocated
+as zero pages (or holes in a sparse file) and filled at the first write. Reading and writing cost time in proportion to
+the clients at hand, not to all of them.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+Tree = Any
+
+
+class ClientStore:
+    """States of all clients, grouped by architecture.
+
+    `starts[g]` is the start state of group `g`, as numpy arrays; `start_of(client)`, where given, is each client's own.
+    `groups[client]` and `rows[client]` say where a client's state lies.
+    """
+
+    def __init__(
+        self,
+        starts: Sequence[Tree],
+        groups: np.ndarray,
+        *,
+        place: str = "auto",
+        folder: str | Path | None = None,
+        start_of: Callable[[int], Tree] | None = None,
+    ):
+        self.groups = np.asarray(groups)
+        self.rows = np.zeros(len(self.groups), np.int64)
+        for group in range(len(starts)):
+            members = np.flatnonzero(self.groups == group)
+            self.rows[members] = np.arange(len(members))
+        self.visited = np.zeros(len(self.groups), bool)
+        self._starts = [jax.tree.map(np.asarray, start) for start in starts]
+        self._start_of = start_of
+        sizes = [int(np.sum(self.groups == group)) for group in range(len(starts))]
+        self.nbytes = sum(
+            size * sum(leaf.nbytes for leaf in jax.tree.leaves(start))
+            for size, start in zip(sizes, self._starts, strict=True)
+        )
+        self.on_disk = place == "disk" or (place == "auto" and self.nbytes > _memory() // 3)
+        if self.on_disk:
+            self._folder = tempfile.TemporaryDirectory(dir=folder, prefix="clients-", ignore_cleanup_errors=True)
+        self._states = [
+            jax.tree.map(lambda leaf, size=size: self._allocate((size, *leaf.shape), leaf.dtype), start)
+            for size, start in zip(sizes, self._starts, strict=True)
+        ]
+
+    def _allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        if not self.on_disk or 0 in shape:
+            return np.zeros(shape, dtype)
+        handle, path = tempfile.mkstemp(dir=self._folder.name, suffix=".npy")
+        os.close(handle)
+        return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+
+    def read(self, group: int, clients: Sequence[int] | np.ndarray) -> Tree:
+        """States `[len(clients), …]` of clients of one group; a client number below 0 gives the group's start."""
+        own = {}
+        if self._start_of is not None:
+            own = {c: jax.tree.leaves(self._start_of(c)) for c in clients if c >= 0 and not self.visited[c]}
+
+        def gather(number: int, leaf: np.ndarray, start: np.ndarray) -> np.ndarray:
+            out = np.empty((len(clients), *leaf.shape[1:]), leaf.dtype)
+            for index, client in enumerate(clients):
+                if client >= 0 and self.visited[client]:
+                    out[index] = leaf[self.rows[client]]
+                else:
+                    out[index] = own[client][number] if client in own else start
+            return out
+
+        leaves, structure = jax.tree.flatten(self._states[group])
+        starts = jax.tree.leaves(self._starts[group])
+        gathered = [gather(n, leaf, start) for n, (leaf, start) in enumerate(zip(leaves, starts, strict=True))]
+        return jax.tree.unflatten(structure, gathered)
+
+    def write(self, group: int, clients: Sequence[int] | np.ndarray, states: Tree) -> None:
+        """Stores states `[len(clients), …]`; client numbers below 0 are skipped."""
+        for leaf, new in zip(jax.tree.leaves(self._states[group]), jax.tree.leaves(states), strict=True):
+            values = np.asarray(new)
+            for index, client in enumerate(clients):
+                if client >= 0:
+                    leaf[self.rows[client]] = values[index]
+        self.visited[[client for client in clients if client >= 0]] = True
+
+    def state(self, client: int) -> Tree:
+        """One client's state, as numpy arrays."""
+        return jax.tree.map(lambda leaf: leaf[0], self.read(int(self.groups[client]), [client]))
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,32 @@
+"""One evaluation for all methods and all conventions: how many of a client's test images are classified rightly."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pfedafm_jax.data.augment import normalise
+from pfedafm_jax.training import EVALUATION_BATCH, ClientData, LocalTraining, longest_of
+
+
+def accuracy(
+    how: LocalTraining, predict: Callable[[jax.Array], dict[str, jax.Array]], data: ClientData
+) -> dict[str, jax.Array]:
+    """Accuracy on the client's test images for each named prediction, as a share of its own test images."""
+    size = EVALUATION_BATCH
+    rows = jnp.pad(data.test, (0, size))
+    names = jax.eval_shape(predict, jax.ShapeDtypeStruct((1, *data.images.shape[1:]), jnp.float32)).keys()
+
+    def block(index, correct):
+        batch = lax.dynamic_slice(rows, (index * size,), (size,))
+        real = index * size + jnp.arange(size) < data.num_test
+        labels = data.labels[batch]
+        logits = predict(normalise(data.images[batch], how.mean, how.std))
+        hits = {name: jnp.sum((jnp.argmax(scores, axis=-1) == labels) & real) for name, scores in logits.items()}
+        return {name: correct[name] + hits[name] for name in names}
+
+    blocks = longest_of(how, -(-data.num_test // size))
+    correct = lax.fori_loop(0, blocks, block, dict.fromkeys(names, jnp.int32(0)))
+    total = jnp.maximum(data.num_test, 1).astype(jnp.float32)
+    return {name: count.astype(jnp.float32) / total for name, count in correct.items()}

@@ -1,0 +1,32 @@
+"""The federated methods, by name."""
+
+import difflib
+
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.methods.base import Cost, Method, Update
+from pfedafm_jax.methods.pfedafm import PFedAFM
+
+_METHODS: dict[str, type[Method]] = {PFedAFM.name: PFedAFM}
+
+
+def register_method(method: type[Method]) -> type[Method]:
+    """Makes a method usable by its name; works as a class decorator."""
+    _METHODS[method.name] = method
+    return method
+
+
+def method_names() -> list[str]:
+    """The registered methods."""
+    return list(_METHODS)
+
+
+def find_method(name: str) -> type[Method]:
+    """The method registered under `name`."""
+    if name not in _METHODS:
+        near = difflib.get_close_matches(name, _METHODS, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise PfedafmError(f"method = {name!r} cannot be used; accepted: {', '.join(_METHODS)}{hint}")
+    return _METHODS[name]
+
+
+__all__ = ["Cost", "Method", "PFedAFM", "Update", "find_method", "method_names", "register_method"]

@@ -1,0 +1,110 @@
+"""The contract of a method: what one client and the server do. The engine turns it into many clients at once.
+
+A method says what a client keeps (`init_client`), what the server broadcasts (`init_server`), what a client does with
+both (`client_update`) and what is judged (`predict`). It never loops over clients, averages or evaluates by itself.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pfedafm_jax.config import Config
+from pfedafm_jax.models import Architecture
+from pfedafm_jax.training import ClientData, LocalTraining
+
+Tree = Any
+Client = dict[str, Tree]
+Server = dict[str, Tree]
+
+
+class Update(NamedTuple):
+    """What a client returns after its local work."""
+
+    client: Client  # what it keeps until its next visit
+    upload: dict[str, Tree]  # parts of the server state, as this client would have them
+    weight: dict[str, jax.Array]  # for each part its weight in the average: a number, or one for each leading row
+    view: Server  # the server state that the client predicts with right after training
+    info: dict[str, jax.Array]  # numbers for the records; `loss` is always there
+    relay: Tree = None  # sequential methods only: what the next client of the round receives as `server["relay"]`
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a visit costs one client: floats sent and received, and floating-point operations of the algorithm."""
+
+    floats_up: float
+    floats_down: float
+    flops: float
+
+
+@dataclass(frozen=True)
+class Method:
+    """Base of all methods: the settings they share and the defaults of the contract. Hashable, so static under jit."""
+
+    config: Config
+    how: LocalTraining
+    shared: Architecture  # what clients share where a method shares a network
+
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+
+    @property
+    def sequential(self) -> bool:
+        """Whether clients of a round must follow each other, each starting from the `relay` that the last one left."""
+        return False
+
+    def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
+        """What a client of this architecture keeps, at the start."""
+        raise TypeError(f"{type(self).__name__} must define init_client")
+
+    def init_server(self, key: jax.Array) -> Server:
+        """What the server broadcasts in the first round."""
+        return {}
+
+    def client_update(
+        self, key: jax.Array, architecture: Architecture, client: Client, server: Server, data: ClientData, weight: jax.Array
+    ) -> Update:
+        """A participant's local work in one round; `weight` is its weight in the average (n_k by default)."""
+        raise TypeError(f"{type(self).__name__} must define client_update")
+
+    def server_update(self, server: Server, averaged: dict[str, Tree]) -> Server:
+        """The next broadcast, from the average of the uploads."""
+        return {**server, **averaged}
+
+    def predict(
+        self, architecture: Architecture, client: Client, server: Server, images: jax.Array
+    ) -> dict[str, jax.Array]:
+        """Class scores by name; the first is what the method is judged by."""
+        raise TypeError(f"{type(self).__name__} must define predict")
+
+    def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
+        """What one visit costs a client with this many training samples and classes."""
+        raise TypeError(f"{type(self).__name__} must define cost")
+
+
+# ---------------------------------------------------------------------------------------------- the one aggregation
+
+
+def _spread(weight: jax.Array, leaf: jax.Array) -> jax.Array:
+    """A weight for the leading axes of a leaf, shaped to multiply it."""
+    return weight.reshape(weight.shape + (1,) * (leaf.ndim - weight.ndim))
+
+
+def weigh(upload: dict[str, Tree], weight: dict[str, jax.Array]) -> dict[str, Tree]:
+    """Numerators of the average: each part times its weight."""
+    return {name: jax.tree.map(lambda leaf: leaf * _spread(weight[name], leaf), part) for name, part in upload.items()}
+
+
+def average(server: Server, numerator: dict[str, Tree], weight: dict[str, jax.Array]) -> dict[str, Tree]:
+    """Sums over clients → weighted means (Eq. 11); what nobody sent keeps its old value."""
+
+    def mean(name: str, total: jax.Array, old: jax.Array) -> jax.Array:
+        share = _spread(weight[name], total)
+        return jnp.where(share > 0, total / jnp.where(share > 0, share, 1.0), old)
+
+    return {
+        name: jax.tree.map(lambda total, old, name=name: mean(name, total, old), part, server[name])
+        for name, part in numerator.items()
+    }

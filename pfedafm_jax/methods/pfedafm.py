@@ -1,0 +1,185 @@
+"""pFedAFM: a shared small extractor beside each client's own model, their features mixed by a trained weight vector.
+
+A round of a participant (Algorithm 1):
+  phase 1  the received shared extractor is frozen; local extractor, header and mix vector are trained
+  phase 2  the header is frozen; the shared extractor is trained and uploaded
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
+from pfedafm_jax.models import Architecture
+from pfedafm_jax.training import Batch, ClientData, Trained, cross_entropy, extract_all, partitioned, sgd, train
+
+
+def mix_features(mix: jax.Array, shared: jax.Array, local: jax.Array) -> jax.Array:
+    """Eq. 3: R = (1 - α) ∘ R^G + α ∘ R^F, features `[batch, features]`, mix `[features]` or `[1]`."""
+    mix = jnp.broadcast_to(mix[None, :], local.shape)
+    return (1.0 - mix) * shared + mix * local
+
+
+@dataclass(frozen=True)
+class PFedAFM(Method):
+    """The method of the paper; its settings are `Config.pfedafm`."""
+
+    name = "pfedafm"
+    title = "pFedAFM"
+
+    @property
+    def own(self):
+        return self.config.pfedafm
+
+    @property
+    def sequential(self) -> bool:
+        return self.own.mix_relay or self.own.leak_momentum
+
+    def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
+        extractor_key, header_key = jax.random.split(key)
+        start = 1.0 if self.own.mix_fixed is None else self.own.mix_fixed
+        return {
+            "local_extractor": architecture.init_extractor(extractor_key),
+            "header": architecture.init_header(header_key),
+            "mix": jnp.full((1 if self.own.mix_scalar else architecture.feature_size,), start, jnp.float32),
+            **({"visited": jnp.float32(0)} if self.own.mix_relay else {}),
+        }
+
+    def init_server(self, key: jax.Array) -> Server:
+        server: Server = {"shared_extractor": self.shared.init_extractor(key)}
+        if self.sequential:
+            mix = jnp.ones((1 if self.own.mix_scalar else self.shared.feature_size,))
+            shared_state = sgd(self.how).init(server["shared_extractor"])
+            server["relay"] = {"mix": mix, "mix_state": self.mix_optimizer.init(mix), "shared_state": shared_state}
+        return server
+
+    @property
+    def mix_optimizer(self) -> optax.GradientTransformation:
+        if self.own.mix_fixed is not None:
+            return optax.set_to_zero()
+        return sgd(
+            self.how, learning_rate=self.own.mix_learning_rate, weight_decay=self.own.mix_weight_decay, clip=False
+        )
+
+    def project(self, params: dict[str, Tree]) -> dict[str, Tree]:
+        """Keeps the mix vector in [0, 1]."""
+        return {**params, "mix": jnp.clip(params["mix"], 0.0, 1.0)} if self.own.mix_project else params
+
+    def client_update(
+        self, key: jax.Array, architecture: Architecture, client: Client, server: Server, data: ClientData, weight: jax.Array
+    ) -> Update:
+        received, relay = server["shared_extractor"], server.get("relay")
+        mix_state = shared_state = None
+        if self.own.mix_relay:  # released code: take what the last client left, or ones at the first visit
+            first = jnp.ones_like(client["mix"])
+            client = {**client, "mix": jnp.where(client["visited"] > 0, relay["mix"], first)}
+        if self.own.leak_momentum:
+            mix_state, shared_state = relay["mix_state"], relay["shared_state"]
+        if self.own.training == "end_to_end":
+            trained = train_end_to_end(self, architecture, jax.random.fold_in(key, 1), client, received, data)
+            client = {**client, **trained.params["model"], "mix": trained.params["mix"]}
+            shared_extractor, info = trained.params["shared_extractor"], {"loss": trained.loss}
+        else:
+            trained = train_local_model(self, architecture, jax.random.fold_in(key, 1), client, received, data, mix_state)
+            client = {**client, **trained.params["model"], "mix": trained.params["mix"]}
+            second_key, header = jax.random.fold_in(key, 2), client["header"]
+            second = train_shared_extractor(self, second_key, header, received, data, shared_state)
+            shared_extractor, shared_state = second.params, second.optimizer_state
+            info = {"loss": trained.loss, "shared_loss": second.loss}
+        if self.own.mix_relay:
+            client = {**client, "visited": jnp.ones_like(client["visited"])}
+        if self.sequential:
+            shared_state = relay["shared_state"] if shared_state is None else shared_state
+            relay = {"mix": client["mix"], "mix_state": trained.optimizer_state["mix"], "shared_state": shared_state}
+        info["mix_mean"] = jnp.mean(client["mix"])
+        # The client is judged with the extractor it received: after phase 1 and before averaging, as in the paper.
+        upload = {"shared_extractor": shared_extractor}
+        return Update(client, upload, {"shared_extractor": weight}, server, info, relay)
+
+    def predict(
+        self, architecture: Architecture, client: Client, server: Server, images: jax.Array
+    ) -> dict[str, jax.Array]:
+        shared = self.shared.extract(server["shared_extractor"], images)
+        local = architecture.extract(client["local_extractor"], images)
+        classify = partial(architecture.classify, client["header"])
+        return {
+            "mixed": classify(mix_features(client["mix"], shared, local)),
+            "small": classify(shared),
+            "large": classify(local),
+        }
+
+    def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
+        floats = self.shared.extractor_params + (self.shared.header_params if self.own.send_header else 0)
+        forward, shared = architecture.macs, self.shared.extractor_macs + architecture.header_macs
+        # Phase 1 is 3 passes of the local model and one of the shared extractor; phase 2 is 3 of the small model.
+        macs = 3 * forward + self.shared.extractor_macs + 3 * shared
+        if self.own.training == "end_to_end":
+            macs = 3 * forward + 3 * self.shared.extractor_macs
+        return Cost(floats, floats, 2.0 * macs * num_train * self.config.local_epochs)
+
+
+# ---------------------------------------------------------------------------------------------- the two phases
+
+
+@partial(jax.jit, static_argnames=("method", "architecture"))
+def train_local_model(
+    method: PFedAFM,
+    architecture: Architecture,
+    key: jax.Array,
+    client: Client,
+    shared_extractor: Tree,
+    data: ClientData,
+    mix_state: Tree = None,
+) -> Trained:
+    """Phase 1: freeze the shared extractor; train local extractor, header (`model`) and mix vector together."""
+    how = method.how
+    extract_shared = partial(method.shared.extract, shared_extractor)
+    # Frozen, and on images that do not change, the shared features are the same in every epoch: compute them once.
+    table = None if how.augments else extract_all(how, extract_shared, data)
+
+    def loss(params: Tree, batch: Batch) -> jax.Array:
+        shared = extract_shared(batch.images) if table is None else table[batch.positions]
+        local = architecture.extract(params["model"]["local_extractor"], batch.images)  # Eq. 2
+        mixed = mix_features(params["mix"], lax.stop_gradient(shared), local)  # Eq. 3
+        return cross_entropy(architecture.classify(params["model"]["header"], mixed), batch.labels, batch.weights)
+
+    params = {"model": {part: client[part] for part in ("local_extractor", "header")}, "mix": client["mix"]}
+    optimizer = partitioned({"model": sgd(how), "mix": method.mix_optimizer})
+    state = None if mix_state is None else {**optimizer.init(params), "mix": mix_state}  # pyright: ignore
+    return train(how, key, params, loss, data, optimizer, optimizer_state=state, project=method.project)  # Eq. 6
+
+
+@partial(jax.jit, static_argnames=("method",))
+def train_shared_extractor(
+    method: PFedAFM, key: jax.Array, header: Tree, shared_extractor: Tree, data: ClientData, state: Tree = None
+) -> Trained:
+    """Phase 2: freeze the client's header; train the shared extractor on top of it (Eqs. 7 to 10)."""
+
+    def loss(params: Tree, batch: Batch) -> jax.Array:
+        logits = method.shared.classify(lax.stop_gradient(header), method.shared.extract(params, batch.images))
+        return cross_entropy(logits, batch.labels, batch.weights)
+
+    return train(method.how, key, shared_extractor, loss, data, sgd(method.how), optimizer_state=state)
+
+
+@partial(jax.jit, static_argnames=("method", "architecture"))
+def train_end_to_end(
+    method: PFedAFM, architecture: Architecture, key: jax.Array, client: Client, shared_extractor: Tree, data: ClientData
+) -> Trained:
+    """The paper's ablation: both extractors, header and mix vector trained at once on the mixed features."""
+    how = method.how
+
+    def loss(params: Tree, batch: Batch) -> jax.Array:
+        shared = method.shared.extract(params["shared_extractor"], batch.images)
+        local = architecture.extract(params["model"]["local_extractor"], batch.images)
+        mixed = mix_features(params["mix"], shared, local)
+        return cross_entropy(architecture.classify(params["model"]["header"], mixed), batch.labels, batch.weights)
+
+    model = {part: client[part] for part in ("local_extractor", "header")}
+    params = {"model": model, "mix": client["mix"], "shared_extractor": shared_extractor}
+    optimizer = partitioned({"model": sgd(how), "mix": method.mix_optimizer, "shared_extractor": sgd(how)})
+    return train(how, key, params, loss, data, optimizer, project=method.project)

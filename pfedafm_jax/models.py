@@ -1,0 +1,259 @@
+"""The networks of the paper's Table 1, extractor and header apart, and a registry for networks of your own.
+
+An extractor maps images `[batch, height, width, channels]` to representations `[batch, feature_size]`; a header maps
+representations to class scores. The five CNNs are conv 5x5 → max-pool 2x2, twice, then FC1 and FC2, all with ReLU; the
+representation is FC2's output after ReLU, and the header is FC3.
+"""
+
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pfedafm_jax.errors import PfedafmError
+
+Params = Any  # a pytree of arrays
+FEATURE_SIZE = 500
+
+
+# ---------------------------------------------------------------------------------------------- layers
+
+
+def fused_conv_pool(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+    """Convolution 5x5 (VALID), max-pool 2x2 and ReLU as one matrix product: `[b, h, w, c]` → `[b, h/2-2, w/2-2, out]`.
+
+    The four convolution outputs under one pooled pixel come from one 6x6 window, so one product of
+    `[windows, 36·c]` with `[36·c, 4·out]` gives them side by side. That is 1.44 times the multiplications of the plain
+    convolution, but far less memory traffic, a good matrix shape, and under vmap it stays a batched product, where
+    `lax.conv` would become a grouped convolution, whose gradient is slow on CPU and GPU alike. Height and width are even.
+    """
+    batch, height, width, channels = images.shape
+    outputs = kernel.shape[-1]
+    rows, columns = height // 2 - 2, width // 2 - 2
+    # Fold 2x2 pixels into channels; a 6x6 window is then a 3x3 window of folded pixels.
+    folded = images.reshape(batch, height // 2, 2, width // 2, 2, channels)
+    folded = folded.transpose(0, 1, 3, 2, 4, 5).reshape(batch, height // 2, width // 2, 4 * channels)
+    windows = jnp.concatenate([folded[:, i : i + rows, j : j + columns] for i in range(3) for j in range(3)], axis=-1)
+    # The 5x5 kernel at each of the four offsets inside the 6x6 window.
+    shifted = [jnp.pad(kernel, ((i, 1 - i), (j, 1 - j), (0, 0), (0, 0))) for i in (0, 1) for j in (0, 1)]
+    expanded = jnp.stack(shifted, axis=-2).reshape(3, 2, 3, 2, channels, 4, outputs)
+    expanded = expanded.transpose(0, 2, 1, 3, 4, 5, 6).reshape(36 * channels, 4 * outputs)
+    scores = windows.reshape(batch * rows * columns, 36 * channels) @ expanded
+    first, second, third, fourth = jnp.split(scores, 4, axis=-1)
+    pooled = jnp.maximum(jnp.maximum(first, second), jnp.maximum(third, fourth))
+    return nn.relu(pooled + bias[None, :]).reshape(batch, rows, columns, outputs)
+
+
+def plain_conv_pool(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+    """The same layer as written in the paper: convolution, ReLU, pooling. Slow under vmap; the truth for the fused form."""
+    scores = lax.conv_general_dilated(images, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    scores = nn.relu(scores + bias[None, None, None, :])
+    return lax.reduce_window(scores, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+
+def _initialisers(initialisation: str, fan_in: int) -> dict[str, Callable]:
+    """PyTorch's default is U(±1/√fan_in) for weights and biases; Flax's is LeCun normal weights and zero biases."""
+    if initialisation == "flax":
+        return {"kernel_init": nn.initializers.lecun_normal(), "bias_init": nn.initializers.zeros_init()}
+    bound = 1.0 / math.sqrt(fan_in)
+
+    def uniform(key, shape, dtype=jnp.float32):
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return {"kernel_init": uniform, "bias_init": uniform}
+
+
+class ConvPool(nn.Module):
+    """Conv 5x5 + ReLU + max-pool 2x2, parameters in the ordinary `(5, 5, in, out)` shape."""
+
+    features: int
+    initialisation: str = "torch"
+    fused: bool = True
+
+    @nn.compact
+    def __call__(self, images):
+        channels = images.shape[-1]
+        init = _initialisers(self.initialisation, 25 * channels)
+        kernel = self.param("kernel", init["kernel_init"], (5, 5, channels, self.features))
+        bias = self.param("bias", init["bias_init"], (self.features,))
+        even = images.shape[1] % 2 == 0 and images.shape[2] % 2 == 0
+        return (fused_conv_pool if self.fused and even else plain_conv_pool)(images, kernel, bias)
+
+
+def linear(width: int, inputs: jax.Array, initialisation: str, name: str) -> jax.Array:
+    """A dense layer of the enclosing module, with the chosen initialisation."""
+    return nn.Dense(width, **_initialisers(initialisation, inputs.shape[-1]), name=name)(inputs)
+
+
+class CNN(nn.Module):
+    """An extractor of Table 1: everything but FC3."""
+
+    conv2: int
+    fc1: int
+    features: int = FEATURE_SIZE
+    initialisation: str = "torch"
+    fused: bool = True
+
+    @nn.compact
+    def __call__(self, images):
+        hidden = ConvPool(16, self.initialisation, self.fused, name="conv1")(images)
+        hidden = ConvPool(self.conv2, self.initialisation, self.fused, name="conv2")(hidden)
+        hidden = hidden.reshape(hidden.shape[0], -1)
+        hidden = nn.relu(linear(self.fc1, hidden, self.initialisation, "fc1"))
+        return nn.relu(linear(self.features, hidden, self.initialisation, "fc2"))
+
+
+class WithLinear(nn.Module):
+    """An extractor of another width, followed by the linear layer that the paper adds to structure-agnostic models."""
+
+    extractor: nn.Module
+    features: int = FEATURE_SIZE
+    initialisation: str = "torch"
+
+    @nn.compact
+    def __call__(self, images):
+        return linear(self.features, self.extractor(images), self.initialisation, "match")
+
+
+# ---------------------------------------------------------------------------------------------- registry
+
+_EXTRACTORS: dict[str, Callable[..., nn.Module]] = {
+    "cnn1": lambda **options: CNN(conv2=32, fc1=2000, **options),
+    "cnn2": lambda **options: CNN(conv2=16, fc1=2000, **options),
+    "cnn3": lambda **options: CNN(conv2=32, fc1=1000, **options),
+    "cnn4": lambda **options: CNN(conv2=32, fc1=800, **options),
+    "cnn5": lambda **options: CNN(conv2=32, fc1=500, **options),
+}
+
+
+def register_extractor(name: str, extractor: nn.Module) -> None:
+    """Makes a Flax module usable as an architecture under `name`: images in, `[batch, width]` out.
+
+    A module with a field `features` gets its last layer set to the wanted width; any other gets a linear layer added
+    where its width differs. Modules that carry batch statistics are refused: use GroupNorm or LayerNorm.
+    """
+    if not name.isidentifier():
+        raise PfedafmError(f"extractor name {name!r}: use letters, digits and underscores")
+
+    def build(features: int = FEATURE_SIZE, initialisation: str = "torch", **_):
+        if "features" in getattr(extractor, "__dataclass_fields__", {}):
+            return extractor.clone(features=features)
+        return WithLinear(extractor, features, initialisation)
+
+    _EXTRACTORS[name] = build
+    describe.cache_clear()
+
+
+def extractor_names() -> list[str]:
+    """The registered architectures."""
+    return list(_EXTRACTORS)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One network: how to build it, how large it is, what it costs."""
+
+    name: str
+    extractor: nn.Module
+    header: nn.Module
+    image_shape: tuple[int, int, int]
+    feature_size: int
+    num_classes: int
+    extractor_params: int
+    header_params: int
+    extractor_macs: int  # multiply-adds of the paper's layers for one image, forward
+    header_macs: int
+
+    def extract(self, params: Params, images: jax.Array) -> jax.Array:
+        return self.extractor.apply({"params": params}, images)  # pyright: ignore[reportReturnType]
+
+    def classify(self, params: Params, features: jax.Array) -> jax.Array:
+        return self.header.apply({"params": params}, features)  # pyright: ignore[reportReturnType]
+
+    def init_extractor(self, key: jax.Array) -> Params:
+        return self.extractor.init(key, jnp.zeros((1, *self.image_shape)))["params"]
+
+    def init_header(self, key: jax.Array) -> Params:
+        return self.header.init(key, jnp.zeros((1, self.feature_size)))["params"]
+
+    @property
+    def params(self) -> int:
+        """Parameters of extractor and header."""
+        return self.extractor_params + self.header_params
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds of one image through extractor and header."""
+        return self.extractor_macs + self.header_macs
+
+
+def _count(tree: Any) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def _extractor_macs(extractor: nn.Module, params: Params, image_shape: tuple[int, int, int]) -> int:
+    """Multiply-adds of the algorithm's layers: by formula for the paper's CNNs, by XLA's own count for others."""
+    if isinstance(extractor, CNN):
+        macs, height, width = 0, *image_shape[:2]
+        for layer in ("conv1", "conv2"):
+            macs += (height - 4) * (width - 4) * math.prod(params[layer]["kernel"].shape)
+            height, width = (height - 4) // 2, (width - 4) // 2
+        return macs + sum(math.prod(params[layer]["kernel"].shape) for layer in ("fc1", "fc2"))
+    images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+    cost = jax.jit(lambda p, x: extractor.apply({"params": p}, x)).lower(params, images).cost_analysis()
+    return int((cost or {}).get("flops", 0)) // 2
+
+
+@lru_cache(maxsize=256)
+def describe(
+    name: str,
+    num_classes: int,
+    image_shape: tuple[int, int, int] = (32, 32, 3),
+    feature_size: int = FEATURE_SIZE,
+    initialisation: str = "torch",
+) -> Architecture:
+    """The architecture registered under `name`, checked and measured for images of this shape.
+
+    >>> describe("cnn1", num_classes=10).params
+    2621558
+    """
+    if name not in _EXTRACTORS:
+        near = difflib.get_close_matches(name, _EXTRACTORS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise PfedafmError(f"unknown architecture {name!r}{hint} Known: {', '.join(_EXTRACTORS)}")
+    extractor = _EXTRACTORS[name](features=feature_size, initialisation=initialisation)
+    images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+    try:
+        variables = jax.eval_shape(extractor.init, jax.random.key(0), images)
+        output = jax.eval_shape(extractor.apply, variables, images)
+    except Exception as error:  # a user's module may fail in any way; say which one and on what
+        raise PfedafmError(f"architecture {name!r} does not accept images of shape {image_shape}: {error}") from error
+    extra = sorted(set(variables) - {"params"})
+    if extra:
+        raise PfedafmError(
+            f"architecture {name!r} carries state besides its parameters ({', '.join(extra)}), which cannot be averaged "
+            "or kept per client here: use GroupNorm or LayerNorm instead of BatchNorm"
+        )
+    if output.shape != (1, feature_size):
+        raise PfedafmError(f"architecture {name!r} gives {output.shape} for one image, expected (1, {feature_size})")
+    header = nn.Dense(num_classes, **_initialisers(initialisation, feature_size))
+    header_params = jax.eval_shape(header.init, jax.random.key(0), jax.ShapeDtypeStruct((1, feature_size), jnp.float32))
+    return Architecture(
+        name=name,
+        extractor=extractor,
+        header=header,
+        image_shape=image_shape,
+        feature_size=feature_size,
+        num_classes=num_classes,
+        extractor_params=_count(variables["params"]),
+        header_params=_count(header_params["params"]),
+        extractor_macs=_extractor_macs(extractor, variables["params"], image_shape),
+        header_macs=feature_size * num_classes,
+    )

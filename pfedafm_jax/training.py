@@ -1,0 +1,245 @@
+"""One client's local training: its batches, its epochs, its SGD. Every method trains through `train`.
+
+Everything here is written for one client and runs as it is; the engine maps it over many. Under that map, clients of
+different sizes go in lockstep: loops run to the longest of them and the finished ones are held still.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from pfedafm_jax.config import Config
+from pfedafm_jax.data.augment import augment, normalise
+
+Tree = Any
+EVALUATION_BATCH = 64
+
+
+class ClientData(NamedTuple):
+    """One client's data on the device: rows of the dataset, padded to the longest client of its group."""
+
+    images: jax.Array  # uint8 [all, height, width, channels], shared by all clients
+    labels: jax.Array  # int32 [all]
+    train: jax.Array  # int32 [longest]: rows of this client's training images
+    num_train: jax.Array  # int32: how many of them are real, the paper's n_k
+    test: jax.Array  # int32 [longest test]
+    num_test: jax.Array  # int32
+
+
+class Batch(NamedTuple):
+    """What a loss sees."""
+
+    images: jax.Array  # float32 [size, height, width, channels], normalised and augmented
+    labels: jax.Array  # int32 [size]
+    weights: jax.Array  # float32 [size]: 1 for a real sample, 0 for padding
+    positions: jax.Array  # int32 [size]: place of the sample in `ClientData.train`
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a client trains; fixed for a run, so it is static under jit."""
+
+    batch_size: int
+    rest_size: int  # size of the program for a short last batch, see `rest_batch_size`
+    local_epochs: int
+    learning_rate: float
+    momentum: float
+    weight_decay: float
+    clip_norm: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    flip: bool = False
+    erase: bool = False
+    crop: bool = False
+    axis: str | None = None  # name of the mapped client axis; None: one client by itself
+
+    @property
+    def augments(self) -> bool:
+        return self.flip or self.erase or self.crop
+
+    @classmethod
+    def of(cls, config: Config, mean: tuple[float, ...], std: tuple[float, ...], sizes: list[int]) -> "LocalTraining":
+        """The settings of `config` for clients with these numbers of training samples."""
+        batch_size = min(config.batch_size, max(sizes))
+        return cls(
+            batch_size=batch_size,
+            rest_size=rest_batch_size(batch_size, sizes),
+            local_epochs=config.local_epochs,
+            learning_rate=config.learning_rate,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            clip_norm=config.clip_norm,
+            mean=mean,
+            std=std,
+            flip=config.flip,
+            erase=config.erase,
+            crop=config.crop,
+        )
+
+
+def rest_batch_size(batch_size: int, sizes: list[int]) -> int:
+    """The size of a second, smaller program for the clients' last, partial batches; `batch_size` where it is not worth it.
+
+    Compiled batches have one size, so 18 samples left over from a batch of 512 would cost as much as 512. The smaller
+    program doubles the time to compile, so it is used only where it saves a tenth of the work of these clients.
+    """
+
+    def slots(rest_size: int) -> int:
+        rests = (size % batch_size for size in sizes)
+        last = (0 if rest == 0 else rest_size if rest <= rest_size else batch_size for rest in rests)
+        return sum(sizes) - sum(size % batch_size for size in sizes) + sum(last)
+
+    candidates = [math.ceil(batch_size * eighths / 8) for eighths in range(1, 8)]
+    best = min(candidates, key=slots)
+    return best if slots(best) < 0.9 * slots(batch_size) else batch_size
+
+
+# ---------------------------------------------------------------------------------------------- batches
+
+
+def epoch_order(key: jax.Array, num: jax.Array, longest: int) -> jax.Array:
+    """A random order of positions 0 … num-1, followed by the unused ones: int32 `[longest]`.
+
+    The order does not depend on `longest`: random bits are drawn by position.
+    """
+    positions = jnp.arange(longest, dtype=jnp.int32)
+    scores = jnp.where(positions < num, jax.random.uniform(key, (longest,)), 2.0)
+    return jnp.argsort(scores).astype(jnp.int32)
+
+
+def make_batch(how: LocalTraining, key: jax.Array, data: ClientData, positions: jax.Array, count: jax.Array) -> Batch:
+    """The samples at these positions of a client's training data; only the first `count` are real."""
+    rows = data.train[positions]
+    images = normalise(data.images[rows], how.mean, how.std)
+    if how.augments:
+        images = augment(key, images, flip=how.flip, erase=how.erase, crop=how.crop)
+    weights = (jnp.arange(len(positions)) < count).astype(jnp.float32)
+    return Batch(images, data.labels[rows], weights, positions)
+
+
+def mean_over(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """Mean over the real samples of a batch."""
+    return jnp.sum(values * weights) / jnp.maximum(jnp.sum(weights), 1.0)
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> jax.Array:
+    """Softmax cross-entropy, mean over the real samples."""
+    return mean_over(optax.softmax_cross_entropy_with_integer_labels(logits, labels), weights)
+
+
+def longest_of(how: LocalTraining, value: jax.Array) -> jax.Array:
+    """The largest value among the clients that go in lockstep."""
+    return value if how.axis is None else lax.pmax(value, how.axis)
+
+
+# ---------------------------------------------------------------------------------------------- SGD
+
+
+def sgd(how: LocalTraining, *, learning_rate: float | None = None, weight_decay: float | None = None, clip: bool = True):
+    """SGD in PyTorch's order: clip, add decay, momentum, step."""
+    learning_rate = how.learning_rate if learning_rate is None else learning_rate
+    weight_decay = how.weight_decay if weight_decay is None else weight_decay
+    return optax.chain(
+        optax.clip_by_global_norm(how.clip_norm) if clip else optax.identity(),
+        optax.add_decayed_weights(weight_decay) if weight_decay else optax.identity(),
+        optax.trace(how.momentum) if how.momentum else optax.identity(),
+        optax.scale(-learning_rate),
+    )
+
+
+def partitioned(transforms: dict[str, optax.GradientTransformation]) -> optax.GradientTransformation:
+    """One optimizer for each top-level part of the trained tree, with its own clipping; its state is keyed likewise."""
+
+    def init(params):
+        return {name: transform.init(params[name]) for name, transform in transforms.items()}
+
+    def update(updates, state, params=None):
+        params = params or {}
+        both = {name: t.update(updates[name], state[name], params.get(name)) for name, t in transforms.items()}
+        return {name: pair[0] for name, pair in both.items()}, {name: pair[1] for name, pair in both.items()}
+
+    return optax.GradientTransformation(init, update)
+
+
+class Trained(NamedTuple):
+    """What local training returns."""
+
+    params: Tree
+    loss: jax.Array  # mean over all samples of all epochs
+    optimizer_state: Tree
+
+
+def train(
+    how: LocalTraining,
+    key: jax.Array,
+    params: Tree,
+    loss: Callable[[Tree, Batch], jax.Array],
+    data: ClientData,
+    optimizer: optax.GradientTransformation,
+    *,
+    optimizer_state: Tree = None,
+    project: Callable[[Tree], Tree] = lambda params: params,
+) -> Trained:
+    """E epochs of SGD on `loss(params, batch)` over the client's training data.
+
+    Only what is in `params` is trained, decayed and carried by momentum; whatever else the loss uses is frozen.
+    """
+    size, rest_size, longest = how.batch_size, how.rest_size, data.train.shape[0]
+    rest = data.num_train % size
+    rest_fits = (rest > 0) & (rest <= rest_size) & (rest_size < size)
+    full_steps = data.num_train // size + ((rest > 0) & ~rest_fits).astype(jnp.int32)
+    loop_bound = longest_of(how, full_steps)
+    rest_bound = longest_of(how, rest_fits.astype(jnp.int32))
+    state = optimizer.init(params) if optimizer_state is None else optimizer_state
+
+    def step(epoch_key, order, step_size, index, active, carry):
+        params, state, loss_sum = carry
+        start = index * size
+        count = jnp.clip(data.num_train - start, 0, step_size) * active.astype(jnp.int32)
+        positions = lax.dynamic_slice(order, (start,), (step_size,))
+        batch = make_batch(how, jax.random.fold_in(epoch_key, index), data, positions, count)
+        value, gradient = jax.value_and_grad(loss)(params, batch)
+        updates, new_state = optimizer.update(gradient, state, params)
+        new_params = project(optax.apply_updates(params, updates))
+        if how.axis is not None:  # a client that has finished must not move by decay or momentum
+            new_params = jax.tree.map(lambda new, old: jnp.where(active, new, old), new_params, params)
+            new_state = jax.tree.map(lambda new, old: jnp.where(active, new, old), new_state, state)
+        return new_params, new_state, loss_sum + value * count.astype(jnp.float32)
+
+    def epoch(index, carry):
+        epoch_key = jax.random.fold_in(key, index)
+        order = epoch_order(jax.random.fold_in(epoch_key, 2**20), data.num_train, longest)
+        order = jnp.pad(order, (0, size))  # so that no slice of a batch runs over the end
+
+        def full(step_index, carry):
+            return step(epoch_key, order, size, step_index, step_index < full_steps, carry)
+
+        def last(_, carry):
+            return step(epoch_key, order, rest_size, full_steps, rest_fits, carry)
+
+        carry = lax.fori_loop(0, loop_bound, full, carry)
+        return lax.fori_loop(0, rest_bound, last, carry) if rest_size < size else carry
+
+    params, state, loss_sum = lax.fori_loop(0, how.local_epochs, epoch, (params, state, jnp.float32(0)))
+    seen = jnp.maximum(data.num_train * how.local_epochs, 1).astype(jnp.float32)
+    return Trained(params, loss_sum / seen, state)
+
+
+def extract_all(how: LocalTraining, extract: Callable[[jax.Array], jax.Array], data: ClientData) -> jax.Array:
+    """Features of all of a client's training images, not augmented: `[longest + batch, features]`, row by position."""
+    size, longest = how.batch_size, data.train.shape[0]
+    rows = jnp.pad(data.train, (0, size))
+    width = jax.eval_shape(extract, jax.ShapeDtypeStruct((1, *data.images.shape[1:]), jnp.float32)).shape[-1]
+
+    def block(index, table):
+        images = data.images[lax.dynamic_slice(rows, (index * size,), (size,))]
+        return lax.dynamic_update_slice(table, extract(normalise(images, how.mean, how.std)), (index * size, 0))
+
+    blocks = longest_of(how, -(-data.num_train // size))
+    return lax.fori_loop(0, blocks, block, jnp.zeros((longest + size, width)))
