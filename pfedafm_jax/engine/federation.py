@@ -5,13 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import NORMALISATION, Dataset, Partition
 from pfedafm_jax.engine.devices import Devices, sum_over_devices
-from pfedafm_jax.engine.program import Common, Slots, judging_program, training_program, zero_total
+from pfedafm_jax.engine.program import Common, Result, Slots, judge, over_slots, work, zero_total
 from pfedafm_jax.engine.schedule import Call, schedule, slots_per_device
 from pfedafm_jax.engine.store import ClientStore
 from pfedafm_jax.methods import find_method
@@ -60,42 +59,41 @@ class Federation:
         self.architectures = [architecture(name) for name in config.architectures]
         mean, std = NORMALISATION["imagenet"] if config.normalisation == "imagenet" else (dataset.mean, dataset.std)
         self.num_train = np.array([len(rows) for rows in partition.train])
+        self.num_test = np.array([len(rows) for rows in partition.test])
         how = LocalTraining.of(config, tuple(mean), tuple(std), self.num_train.tolist())
         self.method: Method = find_method(config.method)(config, how, architecture(config.shared_extractor))
         self.groups = np.arange(config.num_clients) % len(self.architectures)
-
         self.key = jax.random.key(config.seed)
+        self.store, self.server = self._start(store_folder)
+
+        self._images = self.devices.replicate(dataset.images)
+        self._labels = self.devices.replicate(dataset.labels.astype(np.int32))
+        self._key_data = self.devices.replicate(np.asarray(jax.random.key_data(self.key)))
+        self._tables = _padded(partition.train), _padded(partition.test)
+        self.chunk = config.clients_per_step or self._automatic_chunk()
+        self.traces = 0  # how often a program was traced: a round must not add to it
+        self._programs: dict[str, Callable] = {}
+        self._zeros: dict[str, Tree] = {}
+
+    def _start(self, store_folder: str | None) -> tuple[ClientStore, Server]:
+        """Clients and server before the first round; clients of one architecture are alike unless asked otherwise."""
         start_key = jax.random.fold_in(self.key, START_KEY)
         init = jax.jit(self.method.init_client, static_argnums=1)  # as one program: op by op it takes many seconds
 
         def start(number: int, group: int) -> Tree:
             return jax.device_get(init(jax.random.fold_in(start_key, number), self.architectures[group]))
 
+        numbers = range(len(self.architectures))
         with ThreadPoolExecutor() as pool:
             server = pool.submit(jax.jit(self.method.init_server), jax.random.fold_in(self.key, SERVER_KEY))
-            starts = list(pool.map(start, range(len(self.architectures)), range(len(self.architectures))))
-        self.server: Server = self.devices.replicate(jax.device_get(server.result()))
+            starts = list(pool.map(start, numbers, numbers))
 
         def own_start(client: int) -> Tree:
             return start(len(self.architectures) + client, self.groups[client])
 
-        self.store = ClientStore(
-            starts,
-            self.groups,
-            place=config.store,
-            folder=store_folder,
-            start_of=None if config.same_start else own_start,
-        )
-        self._images = self.devices.replicate(dataset.images)
-        self._labels = self.devices.replicate(dataset.labels.astype(np.int32))
-        self._tables = _padded(partition.train), _padded(partition.test)
-        self._num_test = np.array([len(rows) for rows in partition.test])
-
-        num_groups = len(self.architectures)
-        self.chunk = config.clients_per_step or self._automatic_chunk()
-        self.slots = slots_per_device(config.num_participants, num_groups, len(self.devices), self.chunk)
-        self.traces = 0  # how often a program was traced: a round must not add to it
-        self._programs: dict[str, list[Callable]] = {}
+        start_of = None if self.config.same_start else own_start
+        store = ClientStore(starts, self.groups, place=self.config.store, folder=store_folder, start_of=start_of)
+        return store, self.devices.replicate(jax.device_get(server.result()))
 
     def _automatic_chunk(self) -> int:
         """One client at a time on CPU, where a core does one product best; on GPU all that fall to a device."""
@@ -105,6 +103,45 @@ class Federation:
 
     # ------------------------------------------------------------------------------------------ programs
 
+    def compile(self) -> None:
+        """Compiles every program, several at a time; the first round does it where it was not done before."""
+        if self._programs:
+            return
+        common, jobs = self._common(0), {}
+
+        def lower(name: str, stage: Callable, architecture: Architecture | None, call: Call) -> None:
+            states, slots = self._states(call), self._slots(call, {})
+            if stage is work:
+                row = jax.tree.map(lambda leaf: leaf[0, 0], (states, slots))
+                empty = zero_total(self.method, architecture, common, *row)
+                self._zeros[name] = self.devices.split(
+                    jax.tree.map(lambda leaf: np.zeros((len(self.devices), *leaf.shape), leaf.dtype), empty)
+                )
+            program = self._counted(over_slots(stage, self.method, architecture, self.chunk))
+            donate = (2,) if stage is work else ()  # trained states take the place of the old ones
+            spread = self.devices.spread(program, in_axes=(None, 0, 0, 0, 0), donate=donate)
+            jobs[name] = spread.lower(common, self._zeros.get(name), states, slots, call.trips)
+
+        for group, architecture in enumerate(self.architectures):
+            call = self._empty_call(group, len(self.architectures))
+            lower(f"client {group}", work, architecture, call)
+            lower(f"judge {group}", judge, architecture, call)
+        if self.method.shared_parts:
+            lower("shared", work, None, self._empty_call(None, 1))
+
+        def combine(server: Server, totals: list[Tree]) -> Server:
+            numerator, weight = {}, {}
+            for part in sum_over_devices(totals):
+                numerator.update(part[0])
+                weight.update(part[1])
+            return self.method.server_update(server, average(server, numerator, weight))
+
+        totals = [self._zeros["client 0"], *([self._zeros["shared"]] if self.method.shared_parts else [])]
+        spread = self.devices.spread(self._counted(combine), in_axes=(None, 0), out_axes=None)
+        jobs["combine"] = spread.lower(self.server, totals)
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            self._programs = dict(zip(jobs, pool.map(lambda job: job.compile(), jobs.values()), strict=True))
+
     def _counted(self, function: Callable) -> Callable:
         def traced(*arguments):
             self.traces += 1
@@ -112,67 +149,35 @@ class Federation:
 
         return traced
 
-    def compile(self) -> None:
-        """Compiles every program, several at a time; the first round does it where it was not done before."""
-        if self._programs:
-            return
-        common, total = self._common(0), self._zero()
-        spread = self.devices.spread
-        jobs = []
-        for group, architecture in enumerate(self.architectures):
-            states, slots, trips = self._slots(self._empty_call(group), {})
-            train = spread(
-                self._counted(training_program(self.method, architecture, self.chunk)), (None, 0, 0, 0, 0), donate=(2,)
-            )
-            judge = spread(self._counted(judging_program(self.method, architecture, self.chunk)), (None, 0, 0, 0))
-            jobs += [train.lower(common, total, states, slots, trips), judge.lower(common, states, slots, trips)]
-
-        def combine(server: Server, total: Tree) -> Server:
-            return self.method.server_update(server, average(server, *sum_over_devices(total)))
-
-        jobs.append(spread(self._counted(combine), (None, 0), out_axes=None).lower(self.server, total))
-        with ThreadPoolExecutor(max_workers=8) as pool:
-            compiled = list(pool.map(lambda job: job.compile(), jobs))
-        self._programs = {"train": compiled[0:-1:2], "judge": compiled[1:-1:2], "combine": compiled[-1:]}
-
     def _common(self, round_index: int) -> Common:
-        key = self.devices.replicate(jax.random.key_data(self.key))
-        return Common(
-            self._images, self._labels, self.server, key, self.devices.replicate(np.int32(round_index))
-        )
+        index = self.devices.replicate(np.int32(round_index))
+        return Common(self._images, self._labels, self.server, self._key_data, index)
 
-    def _zero(self) -> Tree:
-        common = Common(self._images, self._labels, self.server, jax.random.key_data(self.key), np.int32(0))
-        states, slots, _ = self._slots(self._empty_call(0), {})
-        slot = jax.tree.map(lambda leaf: leaf[0, 0], slots._replace(state=states))
-        total = zero_total(self.method, self.architectures[0], common, slot)
-        return self.devices.split(jax.tree.map(lambda leaf: np.zeros((len(self.devices), *leaf.shape), leaf.dtype), total))
+    def _slot_count(self, num_groups: int) -> int:
+        return slots_per_device(self.config.num_participants, num_groups, len(self.devices), self.chunk)
 
-    def _empty_call(self, group: int) -> Call:
-        clients = np.full((len(self.devices), self.slots), -1)
+    def _empty_call(self, group: int | None, num_groups: int) -> Call:
+        clients = np.full((len(self.devices), self._slot_count(num_groups)), -1)
         return Call(group, clients, np.zeros(len(self.devices), np.int32))
 
-    def _slots(self, call: Call, weights: dict[int, float]) -> tuple[Tree, Slots, np.ndarray]:
-        """The states, the data and the number of chunks of a call's clients, as arrays `[devices, slots, …]`."""
-        shape, flat = call.clients.shape, call.clients.reshape(-1)
-        present = flat >= 0
+    def _states(self, call: Call) -> Tree:
+        """States of a call's clients `[devices, slots, …]`; of the shared parts only where the call is for all groups."""
+        if call.group is None:
+            return _folded(call, self.store.read_parts(self.method.shared_parts, call.clients.reshape(-1)))
+        return _folded(call, self.store.read(call.group, call.clients.reshape(-1)))
+
+    def _slots(self, call: Call, weights: dict[int, float]) -> Slots:
+        """Data and weights of a call's clients `[devices, slots, …]`."""
+        flat = call.clients.reshape(-1)
         train, test = self._tables
 
-        def fold(array: np.ndarray) -> np.ndarray:
-            return array.reshape(*shape, *array.shape[1:])
-
         def count(sizes: np.ndarray) -> np.ndarray:
-            return fold(np.where(present, sizes[flat], 0).astype(np.int32))
+            return np.where(flat >= 0, sizes[flat], 0).astype(np.int32)
 
-        slots = Slots(
-            client=fold(np.maximum(flat, 0).astype(np.int32)),
-            train=fold(train[flat]),
-            num_train=count(self.num_train),
-            test=fold(test[flat]),
-            num_test=count(self._num_test),
-            weight=fold(np.array([weights.get(int(client), 0.0) for client in flat], np.float32)),
-        )
-        return jax.tree.map(fold, self.store.read(call.group, flat)), slots, call.trips
+        weight = np.array([weights.get(int(client), 0.0) for client in flat], np.float32)
+        client = np.maximum(flat, 0).astype(np.int32)
+        slots = Slots(client, train[flat], count(self.num_train), test[flat], count(self.num_test), weight)
+        return _folded(call, slots)
 
     # ------------------------------------------------------------------------------------------ rounds
 
@@ -184,67 +189,82 @@ class Federation:
             participants = draw_participants(config.seed, round_index, config.num_clients, config.num_participants)
         order = [int(client) for client in participants]
         weights = self._aggregation_weights(order)
-        total, info = self._zero_total, {client: {} for client in order}
-        batches = [[client] for client in order] if self.method.sequential else [order]
-        for batch in batches:
-            total = self._train(round_index, batch, weights, total, info)
-        self.server = self._programs["combine"][0](self.server, total)
+        totals = [self._zeros[name] for name in ("client 0", "shared") if name in self._zeros]
+        info: dict[int, dict[str, Any]] = {client: {} for client in order}
+        # Released-code switches make clients depend on one another; otherwise all participants go together.
+        for together in [[client] for client in order] if self.method.sequential else [order]:
+            totals = self._train(round_index, together, weights, totals, info)
+        self.server = self._programs["combine"](self.server, totals)
         jax.block_until_ready(self.server)  # collectives of two rounds must never be under way together
-        names = info[order[0]].keys()
-        return RoundResult(np.array(order), {name: np.array([info[c][name] for c in order]) for name in names})
+        names = dict.fromkeys(name for numbers in info.values() for name in numbers)
+        missing = np.float32(np.nan)  # a client whose first stage failed has no numbers of the second
+        table = {name: np.array([info[client].get(name, missing) for client in order]) for name in names}
+        return RoundResult(np.array(order), table)
 
     def _train(
-        self, round_index: int, clients: list[int], weights: dict[int, float], total: Tree, info: dict[int, dict]
-    ) -> Tree:
-        """Local work of these clients; adds to `total`, writes states to the store and numbers to `info`."""
-        common, pending = self._common(round_index), []
-        for call in self._schedule(clients, self.work(self.num_train)):
-            states, slots, trips = self._slots(call, weights)
-            states, total, numbers, relay = self._programs["train"][call.group](common, total, states, slots, trips)
-            pending.append((call, states, numbers))
-            if self.method.sequential:
-                device = int(np.argmax(trips))
-                relay = jax.tree.map(lambda leaf, device=device: np.asarray(leaf)[device], relay)
-                self.server = {**self.server, "relay": self.devices.replicate(relay)}
-        for call, states, numbers in pending:
-            flat = call.clients.reshape(-1)
-            self.store.write(call.group, flat, jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), states))
-            for name, values in numbers.items():
-                for client, value in zip(flat, np.asarray(values).reshape(-1), strict=True):
-                    if client >= 0:
-                        info[int(client)][name] = value
-        return total
+        self, round_index: int, clients: list[int], weights: dict[int, float], totals: list[Tree], info: dict[int, dict]
+    ) -> list[Tree]:
+        """Local work of these clients, judged as they leave it; writes their states, adds to `totals` and `info`."""
+        common, total, pending = self._common(round_index), totals[0], []
+        for call in self._schedule(clients, self.num_train):
+            slots = self._slots(call, weights)
+            result: Result = self._programs[f"client {call.group}"](common, total, self._states(call), slots, call.trips)
+            scores = self._programs[f"judge {call.group}"](common, None, result.state, slots, call.trips)
+            total = result.total
+            pending.append((call, result, scores))
+        for call, result, scores in pending:
+            self.store.write(call.group, call.clients.reshape(-1), _unfolded(result.state))
+            _report(call, {**result.info, **scores.info}, info)
+            self._hand_on(call, result.relay)
+        if not self.method.shared_parts:
+            return [total]
+        shared_total = totals[1]
+        trained = {client: weights.get(client, 0.0) for client in clients if info[client]["finite"]}
+        common = common._replace(server=self.server)
+        for call in self._schedule(list(trained), self.num_train, together=True):
+            slots = self._slots(call, trained)
+            result = self._programs["shared"](common, shared_total, self._states(call), slots, call.trips)
+            shared_total = result.total
+            _report(call, result.info, info)
+            self._hand_on(call, result.relay)
+        return [total, shared_total]
+
+    def _hand_on(self, call: Call, relay: dict[str, Tree]) -> None:
+        """Sequential methods: what this client left becomes what the next one receives."""
+        if relay:
+            device = int(np.argmax(call.trips))
+            left = jax.tree.map(lambda leaf: np.asarray(leaf)[device], relay)
+            self.server = {**self.server, "relay": self.devices.replicate({**self.server["relay"], **left})}
 
     def evaluate(self, clients: Sequence[int] | np.ndarray | None = None) -> dict[str, np.ndarray]:
         """Accuracy of clients (all of them by default) as they are now, with the current broadcast: name → `[clients]`."""
         self.compile()
         order = list(range(self.config.num_clients)) if clients is None else [int(client) for client in clients]
-        common, scores, pending = self._common(0), {}, []
-        for call in self._schedule(order, self.work(self._num_test)):
-            states, slots, trips = self._slots(call, {})
-            pending.append((call, self._programs["judge"][call.group](common, states, slots, trips)))
+        common, pending = self._common(0), []
+        info: dict[int, dict[str, Any]] = {client: {} for client in order}
+        for call in self._schedule(order, self.num_test):
+            states, slots = self._states(call), self._slots(call, {})
+            pending.append((call, self._programs[f"judge {call.group}"](common, None, states, slots, call.trips)))
             if len(pending) > 1:  # memory stays that of two calls, however many clients there are
-                self._collect(*pending.pop(0), scores)
+                call, result = pending.pop(0)
+                _report(call, result.info, info)
         for call, result in pending:
-            self._collect(call, result, scores)
-        return {name: np.array([values[client] for client in order]) for name, values in scores.items()}
+            _report(call, result.info, info)
+        return {name: np.array([info[client][name] for client in order]) for name in info[order[0]]}
 
-    @staticmethod
-    def _collect(call: Call, result: dict[str, jax.Array], scores: dict[str, dict[int, float]]) -> None:
-        for name, values in result.items():
-            for client, value in zip(call.clients.reshape(-1), np.asarray(values).reshape(-1), strict=True):
-                if client >= 0:
-                    scores.setdefault(name, {})[int(client)] = value
-
-    def _schedule(self, clients: list[int], work: np.ndarray) -> list[Call]:
-        return schedule(
-            clients, self.groups, work, num_devices=len(self.devices), chunk=self.chunk, slots=self.slots
+    def _schedule(self, clients: list[int], samples: np.ndarray, together: bool = False) -> list[Call]:
+        """Calls for these clients, balanced by samples times the cost of their models; `together`: as one group."""
+        macs = np.array([architecture.macs for architecture in self.architectures], float)
+        cost = np.full(len(self.groups), float(self.method.shared.macs)) if together else macs[self.groups]
+        calls = schedule(
+            clients,
+            np.zeros_like(self.groups) if together else self.groups,
+            samples * cost,
+            num_devices=len(self.devices),
+            chunk=self.chunk,
+            slots=self._slot_count(1 if together else len(self.architectures)),
         )
-
-    def work(self, samples: np.ndarray) -> np.ndarray:
-        """Work of each client, for balance: its samples times the cost of its models."""
-        macs = np.array([architecture.macs for architecture in self.architectures], float) + self.method.shared.macs
-        return samples * macs[self.groups]
+        return [call._replace(group=None) for call in calls] if together else calls
 
     def _aggregation_weights(self, participants: list[int]) -> dict[int, float]:
         """n_k, or equal, or all on the last participant (what the released code does)."""
@@ -254,12 +274,6 @@ class Federation:
             return dict.fromkeys(participants, 1.0)
         return {client: float(self.num_train[client]) for client in participants}
 
-    @property
-    def _zero_total(self) -> Tree:
-        if not hasattr(self, "_empty_total"):
-            self._empty_total = self._zero()
-        return self._empty_total
-
     def costs(self, participants: Sequence[int] | np.ndarray) -> list[Cost]:
         """What a visit costs each of these clients."""
         seen = [len(np.unique(self.dataset.labels[self.partition.train[client]])) for client in participants]
@@ -267,6 +281,21 @@ class Federation:
             self.method.cost(self.architectures[self.groups[client]], float(self.num_train[client]), classes)
             for client, classes in zip(participants, seen, strict=True)
         ]
+
+
+def _folded(call: Call, tree: Tree) -> Tree:
+    return jax.tree.map(lambda leaf: leaf.reshape(*call.clients.shape, *leaf.shape[1:]), tree)
+
+
+def _unfolded(tree: Tree) -> Tree:
+    return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), tree)
+
+
+def _report(call: Call, numbers: dict[str, jax.Array], info: dict[int, dict[str, Any]]) -> None:
+    for name, values in numbers.items():
+        for client, value in zip(call.clients.reshape(-1), np.asarray(values).reshape(-1), strict=True):
+            if client >= 0:
+                info[int(client)][name] = value
 
 
 def _padded(rows: Sequence[np.ndarray]) -> np.ndarray:

@@ -81,6 +81,19 @@ class ClientStore:
         gathered = [gather(n, leaf, start) for n, (leaf, start) in enumerate(zip(leaves, starts, strict=True))]
         return jax.tree.unflatten(structure, gathered)
 
+    def read_parts(self, parts: Sequence[str], clients: Sequence[int] | np.ndarray) -> Tree:
+        """Top-level parts of states that are alike in all groups: `{part: [len(clients), …]}`."""
+        rows = [self._parts_of(int(client), parts) for client in clients]
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+
+    def _parts_of(self, client: int, parts: Sequence[str]) -> Tree:
+        group = int(self.groups[client]) if client >= 0 else 0
+        if client >= 0 and self.visited[client]:
+            row = self.rows[client]
+            return {part: jax.tree.map(lambda leaf: leaf[row], self._states[group][part]) for part in parts}
+        start = self._starts[group] if client < 0 or self._start_of is None else self._start_of(client)
+        return {part: start[part] for part in parts}
+
     def write(self, group: int, clients: Sequence[int] | np.ndarray, states: Tree) -> None:
         """Stores states `[len(clients), …]`; client numbers below 0 are skipped."""
         for leaf, new in zip(jax.tree.leaves(self._states[group]), jax.tree.leaves(states), strict=True):

@@ -20,14 +20,13 @@ Server = dict[str, Tree]
 
 
 class Update(NamedTuple):
-    """What a client returns after its local work."""
+    """What a client returns after local work."""
 
-    client: Client  # what it keeps until its next visit
+    client: Client  # what it keeps until its next visit (`shared_update` leaves it empty)
     upload: dict[str, Tree]  # parts of the server state, as this client would have them
     weight: dict[str, jax.Array]  # for each part its weight in the average: a number, or one for each leading row
-    view: Server  # the server state that the client predicts with right after training
     info: dict[str, jax.Array]  # numbers for the records; `loss` is always there
-    relay: Tree = None  # sequential methods only: what the next client of the round receives as `server["relay"]`
+    relay: dict[str, Tree] = {}  # sequential methods only: what the next client receives in `server["relay"]`
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,11 @@ class Method:
         """Whether clients of a round must follow each other, each starting from the `relay` that the last one left."""
         return False
 
+    @property
+    def shared_parts(self) -> tuple[str, ...]:
+        """Parts of a client's state, alike in all architectures, that `shared_update` reads; empty: there is none."""
+        return ()
+
     def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
         """What a client of this architecture keeps, at the start."""
         raise TypeError(f"{type(self).__name__} must define init_client")
@@ -68,6 +72,13 @@ class Method:
     ) -> Update:
         """A participant's local work in one round; `weight` is its weight in the average (n_k by default)."""
         raise TypeError(f"{type(self).__name__} must define client_update")
+
+    def shared_update(
+        self, key: jax.Array, client: Client, server: Server, data: ClientData, weight: jax.Array
+    ) -> Update:
+        """A second stage after `client_update` that trains the same network at every client, so that participants of
+        all architectures go through one program; `client` holds the `shared_parts` only."""
+        raise TypeError(f"{type(self).__name__} must define shared_update")
 
     def server_update(self, server: Server, averaged: dict[str, Tree]) -> Server:
         """The next broadcast, from the average of the uploads."""

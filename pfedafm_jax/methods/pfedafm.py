@@ -3,6 +3,9 @@
 A round of a participant (Algorithm 1):
   phase 1  the received shared extractor is frozen; local extractor, header and mix vector are trained
   phase 2  the header is frozen; the shared extractor is trained and uploaded
+
+A participant is judged after phase 1 with the extractor it received. Phase 2 trains the same network at every client, so
+participants of all architectures go through it together.
 """
 
 from dataclasses import dataclass
@@ -69,36 +72,35 @@ class PFedAFM(Method):
         """Keeps the mix vector in [0, 1]."""
         return {**params, "mix": jnp.clip(params["mix"], 0.0, 1.0)} if self.own.mix_project else params
 
+    @property
+    def shared_parts(self) -> tuple[str, ...]:
+        return () if self.own.training == "end_to_end" else ("header",)
+
     def client_update(
         self, key: jax.Array, architecture: Architecture, client: Client, server: Server, data: ClientData, weight: jax.Array
     ) -> Update:
-        received, relay = server["shared_extractor"], server.get("relay")
-        mix_state = shared_state = None
+        key, relay = jax.random.fold_in(key, 1), server.get("relay")
         if self.own.mix_relay:  # released code: take what the last client left, or ones at the first visit
-            first = jnp.ones_like(client["mix"])
-            client = {**client, "mix": jnp.where(client["visited"] > 0, relay["mix"], first)}
-        if self.own.leak_momentum:
-            mix_state, shared_state = relay["mix_state"], relay["shared_state"]
-        if self.own.training == "end_to_end":
-            trained = train_end_to_end(self, architecture, jax.random.fold_in(key, 1), client, received, data)
-            client = {**client, **trained.params["model"], "mix": trained.params["mix"]}
-            shared_extractor, info = trained.params["shared_extractor"], {"loss": trained.loss}
-        else:
-            trained = train_local_model(self, architecture, jax.random.fold_in(key, 1), client, received, data, mix_state)
-            client = {**client, **trained.params["model"], "mix": trained.params["mix"]}
-            second_key, header = jax.random.fold_in(key, 2), client["header"]
-            second = train_shared_extractor(self, second_key, header, received, data, shared_state)
-            shared_extractor, shared_state = second.params, second.optimizer_state
-            info = {"loss": trained.loss, "shared_loss": second.loss}
-        if self.own.mix_relay:
-            client = {**client, "visited": jnp.ones_like(client["visited"])}
-        if self.sequential:
-            shared_state = relay["shared_state"] if shared_state is None else shared_state
-            relay = {"mix": client["mix"], "mix_state": trained.optimizer_state["mix"], "shared_state": shared_state}
-        info["mix_mean"] = jnp.mean(client["mix"])
-        # The client is judged with the extractor it received: after phase 1 and before averaging, as in the paper.
-        upload = {"shared_extractor": shared_extractor}
-        return Update(client, upload, {"shared_extractor": weight}, server, info, relay)
+            mix = jnp.where(client["visited"] > 0, relay["mix"], jnp.ones_like(client["mix"]))
+            client = {**client, "mix": mix, "visited": jnp.ones_like(client["visited"])}
+        mix_state = relay["mix_state"] if self.own.leak_momentum else None
+        train_model = train_end_to_end if self.own.training == "end_to_end" else train_local_model
+        trained = train_model(self, architecture, key, client, server["shared_extractor"], data, mix_state)
+        client = {**client, **trained.params["model"], "mix": trained.params["mix"]}
+        upload = {name: trained.params[name] for name in ("shared_extractor",) if name in trained.params}
+        info = {"loss": trained.loss, "mix_mean": jnp.mean(client["mix"])}
+        left = {"mix": client["mix"], "mix_state": trained.optimizer_state["mix"]} if self.sequential else {}
+        return Update(client, upload, dict.fromkeys(upload, weight), info, left)
+
+    def shared_update(
+        self, key: jax.Array, client: Client, server: Server, data: ClientData, weight: jax.Array
+    ) -> Update:
+        state = server["relay"]["shared_state"] if self.own.leak_momentum else None
+        key = jax.random.fold_in(key, 2)
+        trained = train_shared_extractor(self, key, client["header"], server["shared_extractor"], data, state)
+        left = {"shared_state": trained.optimizer_state} if self.sequential else {}
+        upload = {"shared_extractor": trained.params}
+        return Update({}, upload, {"shared_extractor": weight}, {"shared_loss": trained.loss}, left)
 
     def predict(
         self, architecture: Architecture, client: Client, server: Server, images: jax.Array
@@ -168,7 +170,13 @@ def train_shared_extractor(
 
 @partial(jax.jit, static_argnames=("method", "architecture"))
 def train_end_to_end(
-    method: PFedAFM, architecture: Architecture, key: jax.Array, client: Client, shared_extractor: Tree, data: ClientData
+    method: PFedAFM,
+    architecture: Architecture,
+    key: jax.Array,
+    client: Client,
+    shared_extractor: Tree,
+    data: ClientData,
+    mix_state: Tree = None,
 ) -> Trained:
     """The paper's ablation: both extractors, header and mix vector trained at once on the mixed features."""
     how = method.how
@@ -182,4 +190,5 @@ def train_end_to_end(
     model = {part: client[part] for part in ("local_extractor", "header")}
     params = {"model": model, "mix": client["mix"], "shared_extractor": shared_extractor}
     optimizer = partitioned({"model": sgd(how), "mix": method.mix_optimizer, "shared_extractor": sgd(how)})
-    return train(how, key, params, loss, data, optimizer, project=method.project)
+    state = None if mix_state is None else {**optimizer.init(params), "mix": mix_state}  # pyright: ignore
+    return train(how, key, params, loss, data, optimizer, optimizer_state=state, project=method.project)
