@@ -1,0 +1,36 @@
+"""pFedAFM and the methods it is compared with: federated learning with different models, vectorized in JAX."""
+
+from pfedafm_jax.config import Config, PFedAFM, load_config, paper_scale, updated, with_preset
+from pfedafm_jax.data import Dataset, Partition, dataset_from_arrays, load_dataset, make_partition
+from pfedafm_jax.engine import Devices, Federation, setup_devices
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.experiment import Experiment, load_data, split
+from pfedafm_jax.methods import method_names, register_method
+from pfedafm_jax.models import describe, register_extractor
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Config",
+    "Dataset",
+    "Devices",
+    "Experiment",
+    "Federation",
+    "PFedAFM",
+    "Partition",
+    "PfedafmError",
+    "dataset_from_arrays",
+    "describe",
+    "load_config",
+    "load_data",
+    "load_dataset",
+    "make_partition",
+    "method_names",
+    "paper_scale",
+    "register_extractor",
+    "register_method",
+    "setup_devices",
+    "split",
+    "updated",
+    "with_preset",
+]

@@ -9,6 +9,7 @@ import difflib
 import math
 import tomllib
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -41,6 +42,90 @@ class PFedAFM:
     """Released code: momentum of the shared extractor and the mix vector carried from client to client."""
     send_header: bool = False
     """Released code: an untrained header travels with the shared extractor (counted as traffic)."""
+
+
+@dataclass(frozen=True)
+class LGFedAvg:
+    """Settings of LG-FedAvg's own."""
+
+    shared_layers: tuple[str, ...] = ("header",)
+    """What clients share: header, or layers of the extractor by name (conv1, conv2, fc1, fc2), where all architectures have them in one shape."""
+
+
+@dataclass(frozen=True)
+class FD:
+    """Settings of FD's own."""
+
+    gamma: float = 1.0
+    """Weight of the distillation term (γ)."""
+    outputs: Literal["softmax", "logits"] = "softmax"
+    """What clients average for each class: probabilities, or logits, which become probabilities when they are used."""
+    temperature: float = 1.0
+    """Logits are divided by it before the softmax that makes the targets (τ)."""
+    whole_table: bool = False
+    """Count the whole table as received, not only the rows of a client's own classes."""
+
+
+@dataclass(frozen=True)
+class FedProto:
+    """Settings of FedProto's own."""
+
+    lambda_mse: float = 1.0
+    """Weight of the squared distance to the prototypes, a mean over features (λ)."""
+    judged: Literal["header", "prototype"] = "header"
+    """What the method is judged by: the client's header or the nearest prototype; both are recorded."""
+    whole_table: bool = False
+    """Count all prototypes as received, not only those of a client's own classes (always so where they are judged by)."""
+
+
+@dataclass(frozen=True)
+class FML:
+    """Settings of FML's own."""
+
+    alpha: float = 0.5
+    """Weight of the private model's cross-entropy; 1 - α is that of its distillation."""
+    beta: float = 0.5
+    """Weight of the shared model's cross-entropy; 1 - β is that of its distillation."""
+    kl: Literal["batch_mean", "element_mean"] = "batch_mean"
+    """The divergence itself, or divided by the number of classes (PyTorch's default, HtFLlib)."""
+    detach_targets: bool = True
+    """The teacher's output is a constant; without it each model gets the gradient of both losses (HtFLlib)."""
+
+
+@dataclass(frozen=True)
+class FedKD:
+    """Settings of FedKD's own."""
+
+    coding: Literal["update", "weight", "none"] = "update"
+    """What is sent as a truncated SVD: updates of the shared model (the paper), its weights (HtFLlib), or nothing."""
+    t_start: float = 0.95
+    """Share of the squared singular values that coding keeps at the start (T_start)."""
+    t_end: float = 0.98
+    """The same in the last round (T_end)."""
+    kl: Literal["batch_mean", "element_mean"] = "batch_mean"
+    """The divergence itself, or divided by the number of classes (the authors' code, HtFLlib)."""
+    detach_targets: bool = False
+    """The teacher's outputs and representations are constants."""
+    detach_denominator: bool = True
+    """The cross-entropies that divide the distillation terms are constants; the authors' code trains through them."""
+    denominator_floor: float = 1e-2
+    """Their sum is taken to be at least this."""
+    mentee_learning_rate: float | None = None
+    """Learning rate of the shared model; none: that of all networks."""
+
+
+@dataclass(frozen=True)
+class FedAPEN:
+    """Settings of FedAPEN's own."""
+
+    lambda_start: float = 0.5
+    """Weight of the private model in the ensemble at the start (λ)."""
+    lambda_learning_rate: float = 1e-3
+    """Learning rate of λ."""
+    lambda_epochs: int = 10
+    """Epochs over the adaptability set when a client receives a new shared model."""
+    adaptability_fraction: float = 0.05
+    """Part of a client's training data that λ is learned on and the models are not."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +203,12 @@ class Config:
 
     # Methods
     pfedafm: PFedAFM = field(default_factory=PFedAFM)
+    lg_fedavg: LGFedAvg = field(default_factory=LGFedAvg)
+    fd: FD = field(default_factory=FD)
+    fedproto: FedProto = field(default_factory=FedProto)
+    fml: FML = field(default_factory=FML)
+    fedkd: FedKD = field(default_factory=FedKD)
+    fedapen: FedAPEN = field(default_factory=FedAPEN)
 
     # Machine
     devices: int = 0
@@ -136,13 +227,17 @@ class Config:
         """Raises `PfedafmError` on the first setting that cannot work; returns itself."""
         _check_types(self)
         for name, (test, accepted) in _RANGES.items():
-            value = getattr(self, name)
-            if not (math.isfinite(value) and test(value)):
+            value = attrgetter(name)(self)
+            if value is not None and not (math.isfinite(value) and test(value)):
                 raise bad(name, value, accepted)
         if self.dataset not in DATASETS:
             raise bad("dataset", self.dataset, known(self.dataset, DATASETS))
         if self.num_participants < 1:
-            raise bad("participation", self.participation, f"at least {1 / self.num_clients:g}: one of {self.num_clients} clients a round")
+            raise bad(
+                "participation",
+                self.participation,
+                f"at least {1 / self.num_clients:g}: one of {self.num_clients} clients a round",
+            )
         if not self.architectures:
             raise bad("architectures", self.architectures, "at least one of " + ", ".join(extractor_names()))
         for name in (*self.architectures, self.shared_extractor):
@@ -150,7 +245,11 @@ class Config:
                 setting = "shared_extractor" if name == self.shared_extractor else "architectures"
                 raise bad(setting, name, known(name, extractor_names()))
         if self.dataset == "synthetic" and self.synthetic_samples < 6 * self.synthetic_classes:
-            raise bad("synthetic_samples", self.synthetic_samples, f"at least {6 * self.synthetic_classes} for {self.synthetic_classes} classes")
+            raise bad(
+                "synthetic_samples",
+                self.synthetic_samples,
+                f"at least {6 * self.synthetic_classes} for {self.synthetic_classes} classes",
+            )
         classes = {"cifar10": 10, "cifar100": 100, "synthetic": self.synthetic_classes}[self.dataset]
         if self.partition == "pathological" and self.classes_per_client > classes:
             raise bad("classes_per_client", self.classes_per_client, f"1 to {classes}, the classes of {self.dataset}")
@@ -161,6 +260,9 @@ class Config:
             raise bad("pfedafm.mix_weight_decay", mix.mix_weight_decay, "0 or more")
         if mix.mix_fixed is not None and not 0 <= mix.mix_fixed <= 1:
             raise bad("pfedafm.mix_fixed", mix.mix_fixed, "a number from 0 to 1, or none")
+        layers = self.lg_fedavg.shared_layers
+        if not layers or len(set(layers)) < len(layers):
+            raise bad("lg_fedavg.shared_layers", layers, "one or more names, each once")
         return self
 
     def as_dict(self) -> dict[str, Any]:
@@ -189,6 +291,19 @@ _RANGES = {
     "eval_every": (lambda v: v >= 1, "1 or more"),
     "devices": (lambda v: v >= 0, "0 (automatic) or a count"),
     "clients_per_step": (lambda v: v >= 0, "0 (automatic) or a count"),
+    "fd.gamma": (lambda v: v >= 0, "0 or more"),
+    "fd.temperature": (lambda v: v > 0, "a number above 0"),
+    "fedproto.lambda_mse": (lambda v: v >= 0, "0 or more"),
+    "fml.alpha": (lambda v: 0 <= v <= 1, "0 to 1"),
+    "fml.beta": (lambda v: 0 <= v <= 1, "0 to 1"),
+    "fedkd.t_start": (lambda v: 0 < v <= 1, "above 0, up to 1"),
+    "fedkd.t_end": (lambda v: 0 < v <= 1, "above 0, up to 1"),
+    "fedkd.denominator_floor": (lambda v: v >= 0, "0 or more"),
+    "fedkd.mentee_learning_rate": (lambda v: v >= 0, "0 or more, or none"),
+    "fedapen.lambda_start": (lambda v: 0 <= v <= 1, "0 to 1"),
+    "fedapen.lambda_learning_rate": (lambda v: v >= 0, "0 or more"),
+    "fedapen.lambda_epochs": (lambda v: v >= 0, "0 or more"),
+    "fedapen.adaptability_fraction": (lambda v: 0 < v < 1, "above 0, below 1"),
 }
 
 
@@ -208,7 +323,7 @@ def _check_types(settings: Any, prefix: str = "") -> None:
         value, setting = getattr(settings, name), prefix + name
         if dataclasses.is_dataclass(kind):
             if not isinstance(value, kind):  # type: ignore[arg-type]
-                raise bad(setting, value, f"{kind.__name__}(...)")
+                raise bad(setting, value, f"{getattr(kind, '__name__', kind)}(...)")
             _check_types(value, setting + ".")
         elif get_origin(kind) is Literal:
             if value not in get_args(kind):
@@ -243,6 +358,40 @@ PRESETS: dict[str, dict[str, Any]] = {
             "send_header": True,
         },
     },
+    # What papers, their code and HtFLlib do in a method's own part where they differ from the defaults here. Optimizer,
+    # batches and epochs stay those of the run, the same for all methods.
+    "lg_fedavg_authors": {
+        "method": "lg_fedavg",
+        "aggregation": "uniform",
+        "lg_fedavg": {"shared_layers": ("conv1", "conv2")},  # needs architectures with one shape of both
+    },
+    "fd_htfllib": {"method": "fd", "aggregation": "uniform", "fd": {"outputs": "logits"}},
+    "fedproto_authors": {"method": "fedproto", "aggregation": "uniform", "fedproto": {"lambda_mse": 0.1}},
+    "fedproto_htfllib": {
+        "method": "fedproto",
+        "aggregation": "uniform",
+        "fedproto": {"lambda_mse": 10.0, "judged": "prototype"},
+    },
+    "fml_authors": {"method": "fml", "aggregation": "uniform", "fml": {"alpha": 0.5, "beta": 0.5}},
+    "fml_htfllib": {  # as its scripts call it; its defaults, alpha = beta = 1, switch distillation off
+        "method": "fml",
+        "aggregation": "uniform",
+        "clip_norm": 10.0,
+        "fml": {"alpha": 0.5, "beta": 0.5, "kl": "element_mean", "detach_targets": False},
+    },
+    "fedkd_authors": {
+        "method": "fedkd",
+        "aggregation": "uniform",
+        "fedkd": {"kl": "element_mean", "detach_denominator": False, "denominator_floor": 0.0},
+    },
+    "fedkd_htfllib": {
+        "method": "fedkd",
+        "aggregation": "uniform",
+        "clip_norm": 10.0,
+        "fedkd": {"coding": "weight", "kl": "element_mean", "detach_denominator": False, "denominator_floor": 0.0},
+    },
+    "fedkd_uncoded": {"method": "fedkd", "fedkd": {"coding": "none"}},
+    "fedapen_authors": {"method": "fedapen", "aggregation": "uniform"},
 }
 """Named sets of settings, laid over a configuration: `--preset authors_code` is the released pFedAFM code."""
 

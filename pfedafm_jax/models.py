@@ -40,9 +40,7 @@ def fused_conv_pool(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> ja
     # Rows and columns in pairs: a 6x6 window is 3 pairs of rows by 3 pairs of columns, each pair of columns contiguous.
     # The barriers keep XLA from recomputing one layer's output for each of the 18 slices of the next.
     pairs = lax.optimization_barrier(images).reshape(batch, height // 2, 2, width // 2, 2 * channels)
-    slices = [
-        pairs[:, i : i + rows, row, j : j + columns] for i in range(3) for row in range(2) for j in range(3)
-    ]
+    slices = [pairs[:, i : i + rows, row, j : j + columns] for i in range(3) for row in range(2) for j in range(3)]
     windows = jnp.concatenate(slices, axis=-1).reshape(batch * rows * columns, 36 * channels)
     # The 5x5 kernel at each of the four offsets inside the 6x6 window.
     shifted = [jnp.pad(kernel, ((i, 1 - i), (j, 1 - j), (0, 0), (0, 0))) for i in (0, 1) for j in (0, 1)]
@@ -60,7 +58,7 @@ def plain_conv_pool(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> ja
     return lax.reduce_window(scores, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
-def _initialisers(initialisation: str, fan_in: int) -> dict[str, Callable]:
+def _initialisers(initialisation: str, fan_in: int) -> dict[str, Any]:
     """PyTorch's default is U(±1/√fan_in) for weights and biases; Flax's is LeCun normal weights and zero biases."""
     if initialisation == "flax":
         return {"kernel_init": nn.initializers.lecun_normal(), "bias_init": nn.initializers.zeros_init()}

@@ -141,7 +141,9 @@ def longest_of(how: LocalTraining, value: jax.Array) -> jax.Array:
 # ---------------------------------------------------------------------------------------------- SGD
 
 
-def sgd(how: LocalTraining, *, learning_rate: float | None = None, weight_decay: float | None = None, clip: bool = True):
+def sgd(
+    how: LocalTraining, *, learning_rate: float | None = None, weight_decay: float | None = None, clip: bool = True
+):
     """SGD in PyTorch's order: clip, add decay, momentum, step."""
     learning_rate = how.learning_rate if learning_rate is None else learning_rate
     weight_decay = how.weight_decay if weight_decay is None else weight_decay

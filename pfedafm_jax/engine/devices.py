@@ -35,7 +35,9 @@ class Devices:
     def __init__(self, count: int = 0):
         available = jax.local_devices()
         if count > len(available):
-            raise PfedafmError(f"devices = {count} cannot be used; accepted: 0 (all) to {len(available)} on this machine")
+            raise PfedafmError(
+                f"devices = {count} cannot be used; accepted: 0 (all) to {len(available)} on this machine"
+            )
         self.devices = available[: count or len(available)]
         self._mesh = Mesh(np.array(self.devices), (AXIS,))
 
@@ -59,11 +61,9 @@ class Devices:
         """Arrays `[devices, …]`, each device holding its own row."""
         return jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec(AXIS)))
 
-    def spread(self, function: Callable, in_axes: tuple, out_axes: Any = 0, donate: tuple[int, ...] = ()) -> Callable:
+    def spread(self, function: Callable, in_axes: tuple, out_axes: Any = 0, donate: tuple[int, ...] = ()) -> Any:
         """`function` on every device: arguments with axis 0 are split over the devices, the others given to all."""
-        return jax.pmap(
-            function, AXIS, in_axes=in_axes, out_axes=out_axes, devices=self.devices, donate_argnums=donate
-        )
+        return jax.pmap(function, AXIS, in_axes=in_axes, out_axes=out_axes, devices=self.devices, donate_argnums=donate)
 
 
 def sum_over_devices(tree: Tree) -> Tree:

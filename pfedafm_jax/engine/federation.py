@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -176,8 +177,8 @@ class Federation:
 
         weight = np.array([weights.get(int(client), 0.0) for client in flat], np.float32)
         client = np.maximum(flat, 0).astype(np.int32)
-        slots = Slots(client, train[flat], count(self.num_train), test[flat], count(self.num_test), weight)
-        return _folded(call, slots)
+        rows: Any = (client, train[flat], count(self.num_train), test[flat], count(self.num_test), weight)
+        return _folded(call, Slots(*rows))
 
     # ------------------------------------------------------------------------------------------ rounds
 
@@ -208,7 +209,9 @@ class Federation:
         common, total, pending = self._common(round_index), totals[0], []
         for call in self._schedule(clients, self.num_train):
             slots = self._slots(call, weights)
-            result: Result = self._programs[f"client {call.group}"](common, total, self._states(call), slots, call.trips)
+            result: Result = self._programs[f"client {call.group}"](
+                common, total, self._states(call), slots, call.trips
+            )
             scores = self._programs[f"judge {call.group}"](common, None, result.state, slots, call.trips)
             total = result.total
             pending.append((call, result, scores))
@@ -273,6 +276,21 @@ class Federation:
         if self.config.aggregation == "uniform":
             return dict.fromkeys(participants, 1.0)
         return {client: float(self.num_train[client]) for client in participants}
+
+    @cached_property
+    def predictions(self) -> list[str]:
+        """Names of what a client's model predicts, the one that the method is judged by first."""
+        architecture = self.architectures[0]
+        images = jax.ShapeDtypeStruct((1, *architecture.image_shape), np.float32)
+        names: list[str] = []
+
+        def predict(client: Tree, server: Server, images: jax.Array) -> list[jax.Array]:
+            scores = self.method.predict(architecture, client, server, images)
+            names.extend(scores)  # tracing a dictionary would sort its names
+            return list(scores.values())
+
+        jax.eval_shape(predict, self.store.start(0), self.server, images)
+        return names
 
     def costs(self, participants: Sequence[int] | np.ndarray) -> list[Cost]:
         """What a visit costs each of these clients."""

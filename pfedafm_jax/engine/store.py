@@ -103,6 +103,10 @@ class ClientStore:
                     leaf[self.rows[client]] = values[index]
         self.visited[[client for client in clients if client >= 0]] = True
 
+    def start(self, group: int) -> Tree:
+        """The start state of an architecture's clients."""
+        return self._starts[group]
+
     def state(self, client: int) -> Tree:
         """One client's state, as numpy arrays."""
         return jax.tree.map(lambda leaf: leaf[0], self.read(int(self.groups[client]), [client]))

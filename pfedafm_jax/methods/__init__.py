@@ -4,9 +4,18 @@ import difflib
 
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods.base import Cost, Method, Update
+from pfedafm_jax.methods.fd import FD
+from pfedafm_jax.methods.fedapen import FedAPEN
+from pfedafm_jax.methods.fedkd import FedKD
+from pfedafm_jax.methods.fedproto import FedProto
+from pfedafm_jax.methods.fml import FML
+from pfedafm_jax.methods.lg_fedavg import LGFedAvg
 from pfedafm_jax.methods.pfedafm import PFedAFM
+from pfedafm_jax.methods.standalone import Standalone
 
-_METHODS: dict[str, type[Method]] = {PFedAFM.name: PFedAFM}
+_METHODS: dict[str, type[Method]] = {
+    method.name: method for method in (PFedAFM, Standalone, LGFedAvg, FD, FedProto, FML, FedKD, FedAPEN)
+}
 
 
 def register_method(method: type[Method]) -> type[Method]:

@@ -68,7 +68,13 @@ class Method:
         return {}
 
     def client_update(
-        self, key: jax.Array, architecture: Architecture, client: Client, server: Server, data: ClientData, weight: jax.Array
+        self,
+        key: jax.Array,
+        architecture: Architecture,
+        client: Client,
+        server: Server,
+        data: ClientData,
+        weight: jax.Array,
     ) -> Update:
         """A participant's local work in one round; `weight` is its weight in the average (n_k by default)."""
         raise TypeError(f"{type(self).__name__} must define client_update")

@@ -77,9 +77,15 @@ class PFedAFM(Method):
         return () if self.own.training == "end_to_end" else ("header",)
 
     def client_update(
-        self, key: jax.Array, architecture: Architecture, client: Client, server: Server, data: ClientData, weight: jax.Array
+        self,
+        key: jax.Array,
+        architecture: Architecture,
+        client: Client,
+        server: Server,
+        data: ClientData,
+        weight: jax.Array,
     ) -> Update:
-        key, relay = jax.random.fold_in(key, 1), server.get("relay")
+        key, relay = jax.random.fold_in(key, 1), server.get("relay", {})
         if self.own.mix_relay:  # released code: take what the last client left, or ones at the first visit
             mix = jnp.where(client["visited"] > 0, relay["mix"], jnp.ones_like(client["mix"]))
             client = {**client, "mix": mix, "visited": jnp.ones_like(client["visited"])}

@@ -1,0 +1,251 @@
+"""What the commands share: reading settings from the command line, and talking to people in a terminal."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from pfedafm_jax.config import PRESETS, Config, known, load_config, paper_scale, with_preset
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.experiment import Experiment
+from pfedafm_jax.methods import find_method
+from pfedafm_jax.plots import architecture_label
+
+console = Console(highlight=False, soft_wrap=False)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says besides the settings of the run."""
+
+    name: str
+    run_dir: Path
+    data_dir: str | None
+    fresh: bool
+    command: str
+
+
+def guarded(main: Callable[[], int | None]) -> NoReturn:
+    """Runs a command: a `PfedafmError` becomes one message and exit code 2, an interruption the conventional 130."""
+    try:
+        sys.exit(main() or 0)
+    except PfedafmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def config_files(folder: Path) -> dict[str, Path]:
+    """The named configurations of a folder."""
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def parse(argv: Sequence[str], configs: Path, program: str, description: str) -> tuple[Config, Options]:
+    """Settings by `--config`, `--preset` and `--paper`, each over the one before; explicit flags over all."""
+    parser = argparse.ArgumentParser(prog=program, description=description, add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", nargs="?", const="", default="hetero_cifar10", metavar="NAME",
+                        help="named settings, or a TOML file; alone: list the names")  # fmt: skip
+    parser.add_argument("--preset", action="append", default=[], metavar="NAME",
+                        help=f"settings laid over it: {', '.join(PRESETS)}")  # fmt: skip
+    parser.add_argument("--paper", nargs="?", const=100, type=int, metavar="N",
+                        help="the paper's length, T = 500 and E = 10, with N = 100, 50 or 10 clients")  # fmt: skip
+    parser.add_argument("--run-dir", metavar="DIR", help="where the files of the run go (default: runs/NAME)")
+    parser.add_argument("--data-dir", metavar="DIR", help="folder or archive with the dataset")
+    parser.add_argument("--fresh", action="store_true", help="start over even if the run is there already")
+    asks_help = any(word in ("--help", "-h") for word in argv)
+    try:
+        own, rest = parser.parse_known_args([word for word in argv if word not in ("--help", "-h")])
+    except SystemExit as stop:
+        raise stop from None
+    files = config_files(configs)
+    if own.config == "" and not asks_help:
+        print_configs(files)
+        sys.exit(0)
+    config = named_config(own.config or "hetero_cifar10", files)
+    for preset in own.preset:
+        config = with_preset(config, preset)
+    if own.paper is not None:
+        config = paper_scale(config, own.paper)
+    if asks_help:
+        parser.print_help()
+        print(f"\nSettings, with the values of {own.config or 'hetero_cifar10'}:")
+        rest = ["--help"]
+    config = tyro.cli(Config, args=rest, default=config, prog=program, description="")
+    find_method(config.method)
+    name = Path(own.config).stem
+    if name in files and config.method != "pfedafm":
+        name = f"{name}-{config.method}"
+    run_dir = Path(own.run_dir) if own.run_dir else Path("runs") / name
+    command = shlex.join([program, *argv])
+    return config.check(), Options(name, run_dir, own.data_dir, own.fresh, f"python {command}")
+
+
+def named_config(name: str, files: dict[str, Path]) -> Config:
+    """The configuration of this name, or of this TOML file."""
+    if name in files:
+        return load_config(files[name])
+    if name.endswith(".toml"):
+        return load_config(name)
+    raise PfedafmError(f"config = {name!r} cannot be used; accepted: {known(name, list(files))}, or a TOML file")
+
+
+def print_configs(files: dict[str, Path]) -> None:
+    """The named configurations with the first line of each."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, path in files.items():
+        about = path.read_text().splitlines()[0].lstrip("# ")
+        table.add_row(f"[bold]{name}[/bold]", about)
+    console.print(table)
+    console.print("\npython experiments/run.py --config NAME", style="dim")
+
+
+# ---------------------------------------------------------------------------------------------- words
+
+
+def human(number: float) -> str:
+    """665048 → `665 k`; 9.4e11 → `940 G`.
+
+    >>> human(665048), human(9.4e11), human(12)
+    ('665 k', '940 G', '12')
+    """
+    for power, unit in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if number >= 10**power:
+            value = number / 10**power
+            return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
+    return f"{number:.3g}"
+
+
+def print_plan(experiment: Experiment, options: Options) -> None:
+    """What the run will do."""
+    config, federation = experiment.config, experiment.federation
+    method = federation.method
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+
+    def networks() -> str:
+        sizes = np.bincount(federation.groups, minlength=len(federation.architectures))
+        return ", ".join(
+            f"{size} × {architecture_label(a.name)} ({human(a.params)})"
+            for size, a in zip(sizes, federation.architectures, strict=True)
+        )
+
+    dealt = (
+        f"{config.classes_per_client} of {experiment.dataset.num_classes} classes a client"
+        if config.partition == "pathological"
+        else f"Dirichlet({config.gamma:g})"
+    )
+    sizes = federation.num_train
+    costs = federation.costs(range(config.num_clients))
+    per_round = config.num_participants
+    up, down, flops = (float(np.mean([getattr(c, k) for c in costs])) for k in ("floats_up", "floats_down", "flops"))
+    table.add_row("data", f"{experiment.dataset.source}")
+    table.add_row("split", f"{dealt}, {sizes.min()} to {sizes.max()} training images each ({config.protocol} protocol)")
+    table.add_row("clients", f"{config.num_clients}, {per_round} a round; parameters: {networks()}")
+    table.add_row(
+        "shared",
+        f"{architecture_label(method.shared.name)}, {human(method.shared.extractor_params)} parameters without header",
+    )
+    table.add_row(
+        "training",
+        f"{config.rounds} rounds, E = {config.local_epochs}, batch {config.batch_size}, learning rate {config.learning_rate:g}",
+    )
+    table.add_row(
+        "a round", f"{human(up * per_round)} floats up, {human(down * per_round)} down, {human(flops * per_round)}FLOP"
+    )
+    table.add_row(
+        "device", f"{federation.devices}, {federation.chunk} client{'s' if federation.chunk > 1 else ''} a step"
+    )
+    table.add_row("files", f"{options.run_dir}/")
+    console.print(f"[bold]{method.title}[/bold] on {config.dataset}, {options.name}, seed {config.seed}")
+    console.print(table)
+
+
+class Watch:
+    """A progress bar in a terminal; plain lines now and then elsewhere."""
+
+    def __init__(self, rounds: int, done: int = 0):
+        self.rounds, self.best = rounds, 0.0
+        self.live = console.is_terminal or console.is_jupyter
+        self.every = max(1, rounds // 20)
+        self.progress = Progress(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[numbers]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            disable=not self.live,
+        )
+        self.task = self.progress.add_task("rounds", total=rounds, completed=done, numbers="")
+
+    def __enter__(self) -> "Watch":
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.progress.stop()
+
+    def show(self, record: dict[str, Any]) -> None:
+        """One round more."""
+        mean, loss = record["mean_accuracy"] or 0.0, record["loss"]
+        self.best = max(self.best, mean)
+        loss_text = "not finite" if loss is None else f"{loss:.3f}"
+        numbers = f"acc {100 * mean:.1f} best {100 * self.best:.1f} loss {loss_text}"
+        self.progress.update(self.task, completed=record["round"], numbers=numbers)
+        if not self.live and (record["round"] % self.every == 0 or record["round"] in (1, self.rounds)):
+            everyone = record["all_clients_accuracy"]
+            extra = "" if everyone is None else f"  all clients {100 * everyone:.1f}"
+            print(f"round {record['round']}/{self.rounds}  {numbers}{extra}  {record['seconds']:.1f} s", flush=True)
+
+
+def percent(value: float | None) -> str:
+    """0.9212 → `92.12 %`."""
+    return "–" if value is None else f"{100 * value:.2f} %"
+
+
+def print_summary(summary: dict[str, Any], paths: Sequence[Path]) -> None:
+    """The end of a run: a short table and where the plots are."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(style="dim")
+    table.add_row(
+        "best mean of participants",
+        percent(summary["best_mean_accuracy"]),
+        f"round {summary['best_round']}; the paper's convention",
+    )
+    table.add_row("last mean of participants", percent(summary["last_mean_accuracy"]), f"round {summary['rounds']}")
+    table.add_row("all clients at the end", percent(summary["final_all_clients_accuracy"]), "unbiased")
+    if summary["spread_over_clients"] is not None:
+        table.add_row("spread over clients", f"{100 * summary['spread_over_clients']:.2f} points", "standard deviation")
+    if summary["rounds_to_target"]:
+        table.add_row(f"rounds to {100 * summary['target_accuracy']:.0f} %", str(summary["rounds_to_target"]), "")
+    table.add_row("time", f"{summary['seconds'] / 60:.1f} min", f"and {summary['compile_seconds']:.0f} s to compile")
+    if summary["diverged_at_round"] is not None:
+        table.add_row(
+            "[red]diverged[/red]",
+            f"round {summary['diverged_at_round']}",
+            f"{summary['clients_not_finite']} updates not finite, kept out",
+        )
+    console.print(table)
+    for path in paths:
+        console.print(f"  {path}")
+
+
+def with_rounds(config: Config, rounds: int) -> Config:
+    """The same run, longer or shorter."""
+    return replace(config, rounds=rounds)

@@ -1,0 +1,77 @@
+"""FD, federated distillation: clients exchange the mean output of their models for each class.
+
+A participant trains on CE(z, y) + γ · m_y · CE(z, q_y), where q_y is the broadcast row of the sample's class and m_y is 0
+as long as no client has sent that row. The target is always a probability vector: with raw logits in its place the loss
+has no lower bound. After training, one clean pass yields the client's own rows.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
+from pfedafm_jax.methods.losses import class_means, class_weights, soft_cross_entropy
+from pfedafm_jax.methods.standalone import init_private_model, private_logits, private_model
+from pfedafm_jax.models import Architecture
+from pfedafm_jax.training import Batch, ClientData, cross_entropy, mean_over, sgd, train
+
+
+@dataclass(frozen=True)
+class FD(Method):
+    """Its settings are `Config.fd`; the server holds the table of rows and which of them were ever sent."""
+
+    name = "fd"
+    title = "FD"
+
+    @property
+    def own(self):
+        return self.config.fd
+
+    def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
+        return init_private_model(key, architecture)
+
+    def init_server(self, key: jax.Array) -> Server:
+        classes = self.shared.num_classes
+        return {"class_scores": jnp.zeros((classes, classes)), "class_known": jnp.zeros((classes,))}
+
+    def outputs(self, logits: jax.Array) -> jax.Array:
+        """What is averaged for each class: probabilities, or logits."""
+        return jax.nn.softmax(logits / self.own.temperature) if self.own.outputs == "softmax" else logits
+
+    def targets(self, class_scores: jax.Array) -> jax.Array:
+        """The table as probabilities `[classes, classes]`, whichever was averaged."""
+        return class_scores if self.own.outputs == "softmax" else jax.nn.softmax(class_scores / self.own.temperature)
+
+    def client_update(
+        self, key: jax.Array, architecture: Architecture, client: Client, server: Server, data: ClientData, weight: jax.Array
+    ) -> Update:
+        targets, known = self.targets(server["class_scores"]), server["class_known"]
+
+        def loss(params: Tree, batch: Batch) -> jax.Array:
+            logits = private_logits(architecture, params, batch.images)
+            distillation = known[batch.labels] * soft_cross_entropy(logits, targets[batch.labels])
+            return cross_entropy(logits, batch.labels, batch.weights) + self.own.gamma * mean_over(
+                distillation, batch.weights
+            )
+
+        trained = train(self.how, jax.random.fold_in(key, 1), private_model(client), loss, data, sgd(self.how))
+
+        def outputs(images: jax.Array) -> jax.Array:
+            return self.outputs(private_logits(architecture, trained.params, images))
+
+        rows, counts = class_means(self.how, outputs, data, architecture.num_classes)
+        upload = {"class_scores": rows, "class_known": jnp.ones_like(counts)}
+        weights = dict.fromkeys(upload, class_weights(self.config, counts, weight))
+        return Update(trained.params, upload, weights, {"loss": trained.loss})
+
+    def predict(
+        self, architecture: Architecture, client: Client, server: Server, images: jax.Array
+    ) -> dict[str, jax.Array]:
+        return {"private": private_logits(architecture, client, images)}
+
+    def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
+        classes = architecture.num_classes
+        received = classes if self.own.whole_table else num_classes_seen
+        passes = 3 * self.config.local_epochs + 1  # the last is the clean pass
+        return Cost(num_classes_seen * classes, received * classes, 2.0 * passes * architecture.macs * num_train)

@@ -1,0 +1,146 @@
+"""FedAPEN: a private and a shared model that learn from each other and predict together.
+
+    L_F = CE(z_F, y) + KL(sg[softmax z_G] ‖ softmax z_F) + CE(λ z_F + (1 - λ) sg[z_G], y)
+    L_G = CE(z_G, y) + KL(sg[softmax z_F] ‖ softmax z_G) + CE(λ sg[z_F] + (1 - λ) z_G, y)
+
+λ is each client's own. It is learned on a small part of the client's training data that the models never train on (the
+adaptability set), with both models frozen, when a client receives a new shared model. At its first visit a client has
+no trained model to weigh yet and keeps the start value.
+"""
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
+from pfedafm_jax.methods.fml import init_shared_model, shared_logits
+from pfedafm_jax.methods.losses import kl_divergence
+from pfedafm_jax.methods.standalone import init_private_model, private_logits, private_model
+from pfedafm_jax.models import Architecture
+from pfedafm_jax.training import Batch, ClientData, cross_entropy, epoch_order, extract_all, partitioned, sgd, train
+
+LAMBDA_BATCH = 64
+SPLIT_KEY = 2**31 - 3
+
+
+def ensemble(weight: jax.Array | float, private: jax.Array, shared: jax.Array) -> jax.Array:
+    """λ z_F + (1 - λ) z_G, logits `[batch, classes]`."""
+    return weight * private + (1.0 - weight) * shared
+
+
+def ensemble_loss(
+    weight: jax.Array, private: jax.Array, shared: jax.Array, labels: jax.Array, weights: jax.Array
+) -> jax.Array:
+    """L_F + L_G from the logits of both models; each model gets the gradient of its own loss."""
+    private_target, shared_target = lax.stop_gradient(private), lax.stop_gradient(shared)
+
+    def one(logits: jax.Array, target: jax.Array, both: jax.Array) -> jax.Array:
+        alone, together = cross_entropy(logits, labels, weights), cross_entropy(both, labels, weights)
+        return alone + kl_divergence(target, logits, weights) + together
+
+    loss_private = one(private, shared_target, ensemble(weight, private, shared_target))
+    loss_shared = one(shared, private_target, ensemble(weight, private_target, shared))
+    return loss_private + loss_shared
+
+
+def split_adaptability(seed: int, fraction: float, data: ClientData) -> tuple[ClientData, ClientData]:
+    """(adaptability set, rest) of a client's training data, the same in every round; at least one sample in each.
+
+    Which samples depends on the seed and on the client's data, not on how far its rows are padded.
+    """
+    longest = data.train.shape[0]
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), SPLIT_KEY), data.train[0])
+    order = epoch_order(key, data.num_train, longest)
+    wanted = jnp.round(fraction * data.num_train.astype(jnp.float32)).astype(jnp.int32)
+    count = jnp.minimum(jnp.maximum(wanted, 1), jnp.maximum(data.num_train - 1, 0))
+    behind = order[(jnp.arange(longest, dtype=jnp.int32) + count) % longest]
+    apart = data._replace(train=data.train[order], num_train=count)
+    return apart, data._replace(train=data.train[behind], num_train=data.num_train - count)
+
+
+@dataclass(frozen=True)
+class FedAPEN(Method):
+    """Its settings are `Config.fedapen`; a client keeps its λ as `ensemble_weight`."""
+
+    name = "fedapen"
+    title = "FedAPEN"
+
+    @property
+    def own(self):
+        return self.config.fedapen
+
+    def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
+        weight = {"ensemble_weight": jnp.float32(self.own.lambda_start), "visited": jnp.float32(0)}
+        return {**init_private_model(key, architecture), **weight}
+
+    def init_server(self, key: jax.Array) -> Server:
+        return {"shared_model": init_shared_model(key, self.shared)}
+
+    def learn_weight(
+        self, key: jax.Array, architecture: Architecture, client: Client, server: Server, data: ClientData
+    ) -> jax.Array:
+        """λ after learning on the adaptability set `data`, with both models frozen."""
+        most = max(1, round(self.own.adaptability_fraction * data.train.shape[0]))
+        size = min(LAMBDA_BATCH, most)
+        how = replace(
+            self.how,
+            batch_size=size,
+            rest_size=size,
+            local_epochs=self.own.lambda_epochs,
+            momentum=0.0,
+            flip=False,
+            erase=False,
+            crop=False,
+        )
+
+        # Frozen models on images that are not augmented: their logits are the same in all epochs.
+        private = extract_all(how, lambda images: private_logits(architecture, client, images), data)
+        shared = extract_all(how, lambda images: shared_logits(self.shared, server["shared_model"], images), data)
+
+        def loss(weight: jax.Array, batch: Batch) -> jax.Array:
+            both = ensemble(weight, private[batch.positions], shared[batch.positions])
+            return cross_entropy(both, batch.labels, batch.weights)
+
+        optimizer = sgd(how, learning_rate=self.own.lambda_learning_rate, weight_decay=0.0, clip=False)
+        start = client["ensemble_weight"]
+        return train(how, key, start, loss, data, optimizer, project=lambda weight: jnp.clip(weight, 0.0, 1.0)).params
+
+    def client_update(
+        self, key: jax.Array, architecture: Architecture, client: Client, server: Server, data: ClientData, weight: jax.Array
+    ) -> Update:
+        apart, rest = split_adaptability(self.config.seed, self.own.adaptability_fraction, data)
+        learned = self.learn_weight(jax.random.fold_in(key, 2), architecture, client, server, apart)
+        ensemble_weight = jnp.where(client["visited"] > 0, learned, client["ensemble_weight"])
+
+        def loss(params: Tree, batch: Batch) -> jax.Array:
+            private = private_logits(architecture, params["model"], batch.images)
+            shared = shared_logits(self.shared, params["shared_model"], batch.images)
+            return ensemble_loss(ensemble_weight, private, shared, batch.labels, batch.weights)
+
+        params = {"model": private_model(client), "shared_model": server["shared_model"]}
+        optimizer = partitioned({"model": sgd(self.how), "shared_model": sgd(self.how)})
+        trained = train(self.how, jax.random.fold_in(key, 1), params, loss, rest, optimizer)
+        new = {"ensemble_weight": ensemble_weight, "visited": jnp.ones_like(client["visited"])}
+        upload = {"shared_model": trained.params["shared_model"]}
+        info = {"loss": trained.loss, "ensemble_weight": ensemble_weight}
+        return Update({**trained.params["model"], **new}, upload, {"shared_model": weight}, info)
+
+    def predict(
+        self, architecture: Architecture, client: Client, server: Server, images: jax.Array
+    ) -> dict[str, jax.Array]:
+        private = private_logits(architecture, client, images)
+        shared = shared_logits(self.shared, server["shared_model"], images)
+        return {
+            "ensemble": ensemble(client["ensemble_weight"], private, shared),
+            "private": private,
+            "shared": shared,
+            "equal": ensemble(0.5, private, shared),
+        }
+
+    def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
+        both = architecture.macs + self.shared.macs
+        apart = min(max(1, round(self.own.adaptability_fraction * num_train)), max(num_train - 1, 0))
+        macs = 3 * both * (num_train - apart) * self.config.local_epochs + both * apart * self.own.lambda_epochs
+        return Cost(self.shared.params, self.shared.params, 2.0 * macs)

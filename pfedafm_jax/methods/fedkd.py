@@ -1,0 +1,195 @@
+"""FedKD: a private mentor and a shared mentee, distilling into each other the more, the better both are; the mentee's
+updates travel as truncated singular value decompositions.
+
+With c = CE(z_F, y) + CE(z_G, y), the loss of a batch is the sum of
+
+    L_F = CE(z_F, y) + KL(softmax z_G ‖ softmax z_F) / c + MSE(r_F, W r_G) / c
+    L_G = CE(z_G, y) + KL(softmax z_F ‖ softmax z_G) / c + MSE(r_F, W r_G) / c
+
+where r are representations and W is a private projection. Coding keeps the smallest rank whose squared singular values
+reach the share T(t) of the total, which rises from T_start to T_end over the rounds.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pfedafm_jax import config as settings
+from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
+from pfedafm_jax.methods.fml import init_shared_model, shared_logits
+from pfedafm_jax.methods.losses import kl_divergence, squared_distance
+from pfedafm_jax.methods.standalone import init_private_model, private_logits, private_model
+from pfedafm_jax.models import Architecture
+from pfedafm_jax.training import Batch, ClientData, cross_entropy, mean_over, partitioned, sgd, train
+
+# ---------------------------------------------------------------------------------------------- what travels
+
+
+def code_matrix(leaf: jax.Array, energy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A parameter as it arrives after coding, and the floats that were sent for it.
+
+    Kernels are matrices with one column for each output, `[25·in, out]` for a 5x5 convolution. The rank is at least one.
+    Biases, and matrices whose factors would be no smaller than themselves, are sent as they are.
+    """
+    if leaf.ndim < 2:
+        return leaf, jnp.uint32(leaf.size)
+    matrix = leaf.reshape(-1, leaf.shape[-1])
+    rows, columns = matrix.shape
+    left, values, right = jnp.linalg.svd(matrix, full_matrices=False)
+    relative = values / jnp.maximum(values[0], 1e-30)  # squares of small updates would vanish
+    held = jnp.cumsum(relative**2)
+    rank = 1 + jnp.sum(held[:-1] < energy * held[-1])
+    kept = jnp.where(jnp.arange(len(values)) < rank, values, 0.0)
+    factors = (rank * (rows + columns + 1)).astype(jnp.uint32)
+    raw = factors >= leaf.size
+    decoded = jnp.where(raw, matrix, (left * kept[None, :]) @ right)
+    return decoded.reshape(leaf.shape), jnp.where(raw, jnp.uint32(leaf.size), factors)
+
+
+def code_tree(tree: Tree, energy: jax.Array) -> tuple[Tree, jax.Array]:
+    """`code_matrix` of every leaf, and all floats sent."""
+    leaves, structure = jax.tree.flatten(tree)
+    decoded, floats = zip(*(code_matrix(leaf, energy) for leaf in leaves), strict=True)
+    return jax.tree.unflatten(structure, decoded), jnp.sum(jnp.stack(floats), dtype=jnp.uint32)
+
+
+def send(coding: str, known: Tree, model: Tree, energy: jax.Array) -> tuple[Tree, jax.Array]:
+    """The model as the other side has it after a transfer, and the floats sent; both sides know `known`."""
+    if coding == "none":
+        return model, jnp.uint32(sum(leaf.size for leaf in jax.tree.leaves(model)))
+    if coding == "weight":
+        return code_tree(model, energy)
+    update, floats = code_tree(jax.tree.map(jnp.subtract, model, known), energy)
+    return jax.tree.map(jnp.add, known, update), floats
+
+
+# ---------------------------------------------------------------------------------------------- the loss
+
+
+def distillation_loss(
+    own: settings.FedKD,
+    private: tuple[jax.Array, jax.Array],
+    shared: tuple[jax.Array, jax.Array],
+    labels: jax.Array,
+    weights: jax.Array,
+) -> jax.Array:
+    """L_F + L_G from (logits, representations) of both models; those of the shared model are projected already."""
+    target = lax.stop_gradient if own.detach_targets else (lambda array: array)
+    kl = partial(kl_divergence, weights=weights, mean=own.kl)
+    (logits_f, features_f), (logits_g, features_g) = private, shared
+    ce = cross_entropy(logits_f, labels, weights) + cross_entropy(logits_g, labels, weights)
+    strength = jnp.maximum(ce, own.denominator_floor)
+    strength = jnp.where(jnp.sum(weights) > 0, strength, 1.0)  # a batch of nothing but padding
+    if own.detach_denominator:
+        strength = lax.stop_gradient(strength)
+    hidden_f = mean_over(squared_distance(features_f, target(features_g)), weights)
+    hidden_g = mean_over(squared_distance(target(features_f), features_g), weights)
+    return ce + (kl(target(logits_g), logits_f) + kl(target(logits_f), logits_g) + hidden_f + hidden_g) / strength
+
+
+# ---------------------------------------------------------------------------------------------- the method
+
+
+@dataclass(frozen=True)
+class FedKD(Method):
+    """Its settings are `Config.fedkd`.
+
+    Server state: the mentee as every client can reconstruct it, the round, and the floats of the last broadcast and of
+    all broadcasts. The counts are whole numbers that may wrap around; only differences are used.
+    """
+
+    name = "fedkd"
+    title = "FedKD"
+
+    @property
+    def own(self):
+        return self.config.fedkd
+
+    def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
+        size = architecture.feature_size
+        bound = (3.0 if self.config.initialisation == "flax" else 1.0) ** 0.5 * size**-0.5
+        projection = jax.random.uniform(jax.random.fold_in(key, 2), (size, size), minval=-bound, maxval=bound)
+        counts = {"visited": jnp.float32(0), "floats_received": jnp.uint32(0)}
+        return {**init_private_model(key, architecture), "projection": projection, **counts}
+
+    def init_server(self, key: jax.Array) -> Server:
+        counts = {"round": jnp.float32(0), "floats_last": jnp.uint32(0), "floats_sent": jnp.uint32(0)}
+        return {"shared_model": init_shared_model(key, self.shared), **counts}
+
+    def energy(self, server: Server) -> jax.Array:
+        """T(t), the share of the squared singular values that coding must keep in this round."""
+        progress = jnp.minimum((1.0 + server["round"]) / self.config.rounds, 1.0)
+        return self.own.t_start + (self.own.t_end - self.own.t_start) * progress
+
+    def floats_down(self, client: Client, server: Server) -> jax.Array:
+        """What the client had to receive: the whole model at its first visit, coded broadcasts later.
+
+        Coded updates build on each other, so a client that was away needs all that it missed, or the whole model where
+        that is less.
+        """
+        whole = jnp.uint32(self.shared.params)
+        if self.own.coding == "none":
+            return whole
+        coded = server["floats_last"]
+        if self.own.coding == "update":
+            coded = server["floats_sent"] - client["floats_received"]
+        return jnp.where((client["visited"] > 0) & (coded < whole), coded, whole)
+
+    def client_update(
+        self, key: jax.Array, architecture: Architecture, client: Client, server: Server, data: ClientData, weight: jax.Array
+    ) -> Update:
+        own, how = self.own, self.how
+
+        def loss(params: Tree, batch: Batch) -> jax.Array:
+            model, shared = params["model"], params["shared_model"]
+            features_f = architecture.extract(model["local_extractor"], batch.images)
+            features_g = self.shared.extract(shared["extractor"], batch.images)
+            private = architecture.classify(model["header"], features_f), features_f
+            mentee = self.shared.classify(shared["header"], features_g), features_g @ params["projection"]
+            return distillation_loss(own, private, mentee, batch.labels, batch.weights)
+
+        received = server["shared_model"]
+        params = {"model": private_model(client), "shared_model": received, "projection": client["projection"]}
+        mentee_sgd = sgd(how, learning_rate=own.mentee_learning_rate)
+        optimizer = partitioned({"model": sgd(how), "shared_model": mentee_sgd, "projection": sgd(how)})
+        trained = train(how, jax.random.fold_in(key, 1), params, loss, data, optimizer)
+
+        shared_model, floats_up = send(own.coding, received, trained.params["shared_model"], self.energy(server))
+        info = {
+            "loss": trained.loss,
+            "floats_up": floats_up.astype(jnp.float32),
+            "floats_down": self.floats_down(client, server).astype(jnp.float32),
+        }
+        client = {
+            **trained.params["model"],
+            "projection": trained.params["projection"],
+            "visited": jnp.ones_like(client["visited"]),
+            "floats_received": server["floats_sent"],
+        }
+        return Update(client, {"shared_model": shared_model}, {"shared_model": weight}, info)
+
+    def server_update(self, server: Server, averaged: dict[str, Tree]) -> Server:
+        known = server["shared_model"]
+        shared_model, floats = send(self.own.coding, known, averaged["shared_model"], self.energy(server))
+        return {
+            "shared_model": shared_model,
+            "round": server["round"] + 1.0,
+            "floats_last": floats,
+            "floats_sent": server["floats_sent"] + floats,
+        }
+
+    def predict(
+        self, architecture: Architecture, client: Client, server: Server, images: jax.Array
+    ) -> dict[str, jax.Array]:
+        return {
+            "private": private_logits(architecture, client, images),
+            "shared": shared_logits(self.shared, server["shared_model"], images),
+        }
+
+    def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
+        # Floats without coding: what a coded round really sends depends on its ranks and is reported by the round.
+        macs = 3 * (architecture.macs + self.shared.macs)
+        return Cost(self.shared.params, self.shared.params, 2.0 * macs * num_train * self.config.local_epochs)

@@ -1,0 +1,84 @@
+"""FedProto: clients exchange class prototypes, the mean representation of each class.
+
+A participant trains on CE(F(x), y) + λ · mean over batch and features of (r(x) - P_y)², for samples whose class has a
+broadcast prototype P_y. After training, one clean pass yields the client's own prototypes. A client can be judged by its
+header or by the nearest prototype; both are recorded.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
+from pfedafm_jax.methods.losses import class_means, class_weights, squared_distance
+from pfedafm_jax.methods.standalone import init_private_model, private_model
+from pfedafm_jax.models import Architecture
+from pfedafm_jax.training import Batch, ClientData, cross_entropy, mean_over, sgd, train
+
+
+def nearest_prototype(features: jax.Array, prototypes: jax.Array, known: jax.Array) -> jax.Array:
+    """Scores `[batch, classes]` that fall with the distance to each prototype; a class without one is out of the race."""
+    # -|r - P|² without |r|², which is the same for all classes.
+    scores = 2.0 * features @ prototypes.T - jnp.sum(prototypes**2, axis=-1)[None, :]
+    return jnp.where(known[None, :] > 0, scores, -jnp.inf)
+
+
+@dataclass(frozen=True)
+class FedProto(Method):
+    """Its settings are `Config.fedproto`; the server holds the prototypes and which of them were ever sent."""
+
+    name = "fedproto"
+    title = "FedProto"
+
+    @property
+    def own(self):
+        return self.config.fedproto
+
+    def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
+        return init_private_model(key, architecture)
+
+    def init_server(self, key: jax.Array) -> Server:
+        classes = self.shared.num_classes
+        return {"prototypes": jnp.zeros((classes, self.shared.feature_size)), "prototype_known": jnp.zeros((classes,))}
+
+    def client_update(
+        self, key: jax.Array, architecture: Architecture, client: Client, server: Server, data: ClientData, weight: jax.Array
+    ) -> Update:
+        prototypes, known = server["prototypes"], server["prototype_known"]
+
+        def loss(params: Tree, batch: Batch) -> jax.Array:
+            features = architecture.extract(params["local_extractor"], batch.images)
+            logits = architecture.classify(params["header"], features)
+            distance = known[batch.labels] * squared_distance(features, prototypes[batch.labels])
+            return cross_entropy(logits, batch.labels, batch.weights) + self.own.lambda_mse * mean_over(
+                distance, batch.weights
+            )
+
+        trained = train(self.how, jax.random.fold_in(key, 1), private_model(client), loss, data, sgd(self.how))
+
+        def extract(images: jax.Array) -> jax.Array:
+            return architecture.extract(trained.params["local_extractor"], images)
+
+        means, counts = class_means(self.how, extract, data, architecture.num_classes)
+        upload = {"prototypes": means, "prototype_known": jnp.ones_like(counts)}
+        weights = dict.fromkeys(upload, class_weights(self.config, counts, weight))
+        return Update(trained.params, upload, weights, {"loss": trained.loss})
+
+    def predict(
+        self, architecture: Architecture, client: Client, server: Server, images: jax.Array
+    ) -> dict[str, jax.Array]:
+        features = architecture.extract(client["local_extractor"], images)
+        logits = architecture.classify(client["header"], features)
+        scores = nearest_prototype(features, server["prototypes"], server["prototype_known"])
+        scores = jnp.where(jnp.any(server["prototype_known"] > 0), scores, logits)  # before the first upload
+        both = {"header": logits, "prototype": scores}
+        return {name: both[name] for name in sorted(both, key=lambda name: name != self.own.judged)}
+
+    def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
+        # The loss needs prototypes of the client's own classes; judging by the nearest one needs all of them.
+        whole = self.own.whole_table or self.own.judged == "prototype"
+        received = architecture.num_classes if whole else num_classes_seen
+        passes = 3 * self.config.local_epochs + 1  # the last is the clean pass
+        width = architecture.feature_size
+        return Cost(num_classes_seen * width, received * width, 2.0 * passes * architecture.macs * num_train)

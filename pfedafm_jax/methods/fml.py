@@ -1,0 +1,83 @@
+"""FML, federated mutual learning: a private model and a shared one teach each other.
+
+    L_F = α CE(z_F, y) + (1 - α) KL(sg[softmax z_G] ‖ softmax z_F)
+    L_G = β CE(z_G, y) + (1 - β) KL(sg[softmax z_F] ‖ softmax z_G)
+
+Both gradients are taken at the same point and each network steps by its own. The shared model, extractor and header, is
+what travels; the private one is what is judged.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+from jax import lax
+
+from pfedafm_jax import config as settings
+from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
+from pfedafm_jax.methods.losses import kl_divergence
+from pfedafm_jax.methods.standalone import init_private_model, private_logits, private_model
+from pfedafm_jax.models import Architecture
+from pfedafm_jax.training import Batch, ClientData, cross_entropy, partitioned, sgd, train
+
+
+def init_shared_model(key: jax.Array, shared: Architecture) -> dict[str, Tree]:
+    """The model that travels, header and all."""
+    extractor_key, header_key = jax.random.split(key)
+    return {"extractor": shared.init_extractor(extractor_key), "header": shared.init_header(header_key)}
+
+
+def shared_logits(shared: Architecture, model: dict[str, Tree], images: jax.Array) -> jax.Array:
+    """Class scores `[batch, classes]` of the shared model."""
+    return shared.classify(model["header"], shared.extract(model["extractor"], images))
+
+
+def mutual_loss(
+    own: settings.FML, private: jax.Array, shared: jax.Array, labels: jax.Array, weights: jax.Array
+) -> jax.Array:
+    """L_F + L_G from the logits of both models; with detached targets each model gets the gradient of its own loss."""
+    target = lax.stop_gradient if own.detach_targets else (lambda logits: logits)
+    kl = partial(kl_divergence, weights=weights, mean=own.kl)
+    loss_private = own.alpha * cross_entropy(private, labels, weights) + (1 - own.alpha) * kl(target(shared), private)
+    loss_shared = own.beta * cross_entropy(shared, labels, weights) + (1 - own.beta) * kl(target(private), shared)
+    return loss_private + loss_shared
+
+
+@dataclass(frozen=True)
+class FML(Method):
+    """Its settings are `Config.fml`."""
+
+    name = "fml"
+    title = "FML"
+
+    def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
+        return init_private_model(key, architecture)
+
+    def init_server(self, key: jax.Array) -> Server:
+        return {"shared_model": init_shared_model(key, self.shared)}
+
+    def client_update(
+        self, key: jax.Array, architecture: Architecture, client: Client, server: Server, data: ClientData, weight: jax.Array
+    ) -> Update:
+        def loss(params: Tree, batch: Batch) -> jax.Array:
+            private = private_logits(architecture, params["model"], batch.images)
+            shared = shared_logits(self.shared, params["shared_model"], batch.images)
+            return mutual_loss(self.config.fml, private, shared, batch.labels, batch.weights)
+
+        params = {"model": private_model(client), "shared_model": server["shared_model"]}
+        optimizer = partitioned({"model": sgd(self.how), "shared_model": sgd(self.how)})
+        trained = train(self.how, jax.random.fold_in(key, 1), params, loss, data, optimizer)
+        upload = {"shared_model": trained.params["shared_model"]}
+        return Update(trained.params["model"], upload, {"shared_model": weight}, {"loss": trained.loss})
+
+    def predict(
+        self, architecture: Architecture, client: Client, server: Server, images: jax.Array
+    ) -> dict[str, jax.Array]:
+        return {
+            "private": private_logits(architecture, client, images),
+            "shared": shared_logits(self.shared, server["shared_model"], images),
+        }
+
+    def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
+        macs = 3 * (architecture.macs + self.shared.macs)
+        return Cost(self.shared.params, self.shared.params, 2.0 * macs * num_train * self.config.local_epochs)

@@ -1,0 +1,137 @@
+"""Pictures of a run. Each function draws from plain arrays and dictionaries and returns a matplotlib figure."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREEN, GREY = "#2f6db5", "#d9822b", "#3a9a5b", "#8a8f98"
+ARCHITECTURE_COLOURS = (BLUE, ORANGE, GREEN, "#b0413e", "#7b5ea7", "#5aa7a7", GREY)
+
+
+def _figure(width: float = 7.0, height: float = 4.2, **options: Any) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(**options)
+    if not isinstance(axes, np.ndarray):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25, linewidth=0.6)
+    return figure, axes
+
+
+def save(figure: Figure, path: str | Path) -> Path:
+    """Writes a PNG."""
+    figure.savefig(path, dpi=140)
+    return Path(path)
+
+
+def architecture_label(name: str) -> str:
+    """`cnn3` → `CNN-3`."""
+    return f"CNN-{name[3:]}" if name.startswith("cnn") and name[3:].isdigit() else name
+
+
+def accuracy_by_round(records: Sequence[dict[str, Any]], title: str = "", judged_by: str = "mixed") -> Figure:
+    """Mean accuracy of the participants of each round, of all clients where evaluated, and of the other predictions."""
+    figure, axes = _figure()
+    rounds = [r["round"] for r in records]
+    means = np.array([np.nan if r["mean_accuracy"] is None else r["mean_accuracy"] for r in records]) * 100
+    others = [name for name in records[0]["accuracy"] if name != judged_by]
+    for name, colour in zip(others, (ORANGE, GREEN, GREY), strict=False):
+        values = [np.nan if r["accuracy"][name] is None else 100 * r["accuracy"][name] for r in records]
+        axes.plot(rounds, values, color=colour, linewidth=0.9, alpha=0.7, label=f"participants, {name} model")
+    axes.plot(rounds, means, color=BLUE, linewidth=1.6, label=f"participants, {judged_by} model")
+    everyone = [(r["round"], 100 * r["all_clients_accuracy"]) for r in records if r["all_clients_accuracy"] is not None]
+    if everyone:
+        axes.plot(*zip(*everyone, strict=True), "o-", color="black", markersize=3.5, linewidth=1, label="all clients")
+    if np.isfinite(means).any():
+        best = int(np.nanargmax(means))
+        axes.annotate(
+            f"best {means[best]:.2f} %",
+            (rounds[best], means[best]),
+            xytext=(0, 8),
+            textcoords="offset points",
+            ha="center",
+            color=BLUE,
+        )
+        axes.plot(rounds[best], means[best], "o", color=BLUE, markersize=5)
+    axes.set(xlabel="communication round", ylabel="test accuracy, %", title=title)
+    axes.margins(y=0.12)
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    return figure
+
+
+def accuracy_by_client(accuracy: np.ndarray, groups: np.ndarray, names: Sequence[str], title: str = "") -> Figure:
+    """Each client's accuracy, sorted within its architecture; the dashed line is the mean over clients."""
+    figure, axes = _figure(8.0, 4.0)
+    start, values = 0, 100 * np.asarray(accuracy, float)
+    for group, name in enumerate(names):
+        bars = np.sort(values[np.asarray(groups) == group])[::-1]
+        colour = ARCHITECTURE_COLOURS[group % len(ARCHITECTURE_COLOURS)]
+        label = f"{architecture_label(name)}, mean {bars.mean():.1f} %" if len(bars) else architecture_label(name)
+        axes.bar(np.arange(start, start + len(bars)), bars, width=0.9, color=colour, label=label)
+        start += len(bars)
+    axes.axhline(values.mean(), color="black", linestyle="--", linewidth=1)
+    axes.annotate(f"mean {values.mean():.2f} %", (start, values.mean()), xytext=(4, 0), textcoords="offset points",
+                  va="center", fontsize=8, annotation_clip=False)  # fmt: skip
+    low = max(0.0, np.floor(values.min() / 10) * 10 - 10)
+    axes.set(
+        ylim=(low, 100), xlim=(-1, start), xlabel="clients, by architecture", ylabel="test accuracy, %", title=title
+    )
+    axes.set_xticks([])
+    axes.legend(frameon=False, fontsize=8, ncols=min(5, len(names)), loc="upper center", bbox_to_anchor=(0.5, -0.08))
+    return figure
+
+
+def mix_by_round(mix: np.ndarray, title: str = "") -> Figure:
+    """Mean of the mix vector by round, `[rounds, clients]`: participants' mean, 10–90 % band, and two single clients."""
+    figure, axes = _figure()
+    rounds = np.arange(1, len(mix) + 1)
+    visited = np.isfinite(mix)
+    seen = visited.any(axis=1)
+    low, middle, high = np.nanpercentile(mix[seen], (10, 50, 90), axis=1) if seen.any() else np.zeros((3, 0))
+    axes.fill_between(rounds[seen], low, high, color=BLUE, alpha=0.15, linewidth=0, label="10 to 90 % of participants")
+    axes.plot(rounds[seen], middle, color=BLUE, linewidth=1.4, label="median of the participants")
+    busiest = np.argsort(-visited.sum(axis=0), kind="stable")[:2]
+    for client, colour in zip(busiest, (ORANGE, GREEN), strict=False):
+        axes.plot(rounds[visited[:, client]], mix[visited[:, client], client], "o-", color=colour, markersize=3,
+                  linewidth=0.9, label=f"client {client}")  # fmt: skip
+    axes.set(xlabel="communication round", ylabel="mean of the mix vector (1: local, 0: shared)", ylim=(-0.02, 1.02))
+    axes.set_title(title)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def classes_by_client(counts: np.ndarray, title: str = "") -> Figure:
+    """Heat map of a split: images of each class (columns) at each client (rows)."""
+    clients, classes = counts.shape
+    figure, axes = _figure(7.0 if classes <= 20 else 9.0, 5.0)
+    axes.grid(False)
+    picture = axes.imshow(
+        np.where(counts > 0, counts, np.nan), aspect="auto", cmap="viridis_r", interpolation="nearest"
+    )
+    axes.set(xlabel="class", ylabel="client", title=title)
+    if classes <= 20:
+        axes.set_xticks(range(classes))
+    figure.colorbar(picture, ax=axes, label="images", shrink=0.85)
+    return figure
+
+
+def draw_all(experiment: Any, folder: str | Path, title: str) -> list[Path]:
+    """All pictures of an experiment, as PNG files."""
+    folder, federation = Path(folder), experiment.federation
+    names, paths = experiment.config.architectures, []
+    paths.append(save(accuracy_by_round(experiment.records, title, experiment.judged_by), folder / "accuracy.png"))
+    if experiment.evaluations:
+        last = max(experiment.evaluations)
+        figure = accuracy_by_client(
+            experiment.evaluations[last][experiment.judged_by], federation.groups, names, f"{title}, round {last}"
+        )
+        paths.append(save(figure, folder / "clients.png"))
+    if "mix_mean" in experiment.visits:
+        paths.append(save(mix_by_round(np.stack(experiment.visits["mix_mean"]), title), folder / "mix.png"))
+    counts = experiment.partition.class_counts(experiment.dataset.labels, experiment.dataset.num_classes)
+    paths.append(
+        save(classes_by_client(counts, f"{experiment.config.dataset}, images by client"), folder / "split.png")
+    )
+    return paths

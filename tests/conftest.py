@@ -1,0 +1,88 @@
+"""Every test runs on four fake devices, with silent broadcasting, mixed dtypes and warnings as errors."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from pfedafm_jax.config import Config
+from pfedafm_jax.data import Dataset, Partition, dataset_from_arrays
+from pfedafm_jax.data.cache import default_cache_dir
+from pfedafm_jax.data.synthetic import make_synthetic
+from pfedafm_jax.models import ConvPool, linear, register_extractor
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+# Compiled programs outlive the run, so that a second one takes a fraction of the time.
+jax.config.update("jax_compilation_cache_dir", str(default_cache_dir() / "compiled"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+FEATURES = 12
+
+
+def pytest_configure(config):
+    config.addinivalue_line("filterwarnings", "error")
+
+
+class Small(nn.Module):
+    """A network of the paper's kind in miniature, for 8x8 images: it compiles in a fraction of a second."""
+
+    conv: int
+    hidden: int
+    features: int = FEATURES
+    fused: bool = True
+
+    @nn.compact
+    def __call__(self, images):
+        hidden = ConvPool(self.conv, "torch", self.fused, name="conv1")(images)
+        hidden = hidden.reshape(hidden.shape[0], -1)
+        hidden = nn.relu(linear(self.hidden, hidden, "torch", "fc1"))
+        return nn.relu(linear(self.features, hidden, "torch", "fc2"))
+
+
+register_extractor("small_a", Small(conv=4, hidden=16))
+register_extractor("small_b", Small(conv=3, hidden=10))
+
+
+@pytest.fixture(scope="session")
+def dataset() -> Dataset:
+    """240 images of 8x8 pixels in 4 classes."""
+    return dataset_from_arrays("small", *make_synthetic(4, 240, seed=3, image_size=8), num_classes=4)
+
+
+@pytest.fixture(scope="session")
+def partition(dataset) -> Partition:
+    """Six clients of different sizes: with batches of 8, some have a partial last batch and one has no full one."""
+    sizes = [(21, 5), (16, 4), (30, 7), (5, 3), (19, 70), (24, 6)]
+    order, train, test = np.random.default_rng(0).permutation(len(dataset.images)).astype(np.int32), [], []
+    for num_train, num_test in sizes:
+        train.append(np.sort(order[:num_train]))
+        test.append(np.sort(order[num_train : num_train + num_test]))
+        order = order[num_train + num_test :]
+    return Partition(tuple(train), tuple(test), tuple(np.zeros(0, np.int32) for _ in sizes))
+
+
+@pytest.fixture(scope="session")
+def config() -> Config:
+    """Six clients with two architectures, three a round, two epochs in batches of 8."""
+    return dataclasses.replace(
+        Config(),
+        dataset="synthetic",
+        synthetic_classes=4,
+        num_clients=6,
+        participation=0.5,
+        architectures=("small_a", "small_b"),
+        shared_extractor="small_b",
+        feature_size=FEATURES,
+        local_epochs=2,
+        batch_size=8,
+        learning_rate=0.05,
+        rounds=3,
+        seed=5,
+        devices=1,
+    )
