@@ -4,7 +4,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from pfedafm_jax.compare import COLUMNS, cell, human
 from pfedafm_jax.config import PRESETS, Config, known, load_config, paper_scale, with_preset
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment
@@ -32,6 +33,7 @@ class Options:
     data_dir: str | None
     fresh: bool
     command: str
+    more: argparse.Namespace  # options of one command alone
 
 
 def guarded(main: Callable[[], int | None]) -> NoReturn:
@@ -51,8 +53,17 @@ def config_files(folder: Path) -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def parse(argv: Sequence[str], configs: Path, program: str, description: str) -> tuple[Config, Options]:
-    """Settings by `--config`, `--preset` and `--paper`, each over the one before; explicit flags over all."""
+def parse(
+    argv: Sequence[str],
+    configs: Path,
+    program: str,
+    description: str,
+    add_options: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
+) -> tuple[Config, Options]:
+    """Settings by `--config`, `--preset` and `--paper`, each over the one before; explicit flags over all.
+
+    `add_options` adds what only one command has; it comes back in `Options.more`.
+    """
     parser = argparse.ArgumentParser(prog=program, description=description, add_help=False, allow_abbrev=False)
     parser.add_argument("--config", nargs="?", const="", default="hetero_cifar10", metavar="NAME",
                         help="named settings, or a TOML file; alone: list the names")  # fmt: skip
@@ -63,11 +74,9 @@ def parse(argv: Sequence[str], configs: Path, program: str, description: str) ->
     parser.add_argument("--run-dir", metavar="DIR", help="where the files of the run go (default: runs/NAME)")
     parser.add_argument("--data-dir", metavar="DIR", help="folder or archive with the dataset")
     parser.add_argument("--fresh", action="store_true", help="start over even if the run is there already")
+    add_options(parser)
     asks_help = any(word in ("--help", "-h") for word in argv)
-    try:
-        own, rest = parser.parse_known_args([word for word in argv if word not in ("--help", "-h")])
-    except SystemExit as stop:
-        raise stop from None
+    own, rest = parser.parse_known_args([word for word in argv if word not in ("--help", "-h")])
     files = config_files(configs)
     if own.config == "" and not asks_help:
         print_configs(files)
@@ -88,7 +97,7 @@ def parse(argv: Sequence[str], configs: Path, program: str, description: str) ->
         name = f"{name}-{config.method}"
     run_dir = Path(own.run_dir) if own.run_dir else Path("runs") / name
     command = shlex.join([program, *argv])
-    return config.check(), Options(name, run_dir, own.data_dir, own.fresh, f"python {command}")
+    return config.check(), Options(name, run_dir, own.data_dir, own.fresh, f"python {command}", own)
 
 
 def named_config(name: str, files: dict[str, Path]) -> Config:
@@ -111,19 +120,6 @@ def print_configs(files: dict[str, Path]) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- words
-
-
-def human(number: float) -> str:
-    """665048 → `665 k`; 9.4e11 → `940 G`.
-
-    >>> human(665048), human(9.4e11), human(12)
-    ('665 k', '940 G', '12')
-    """
-    for power, unit in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
-        if number >= 10**power:
-            value = number / 10**power
-            return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
-    return f"{number:.3g}"
 
 
 def print_plan(experiment: Experiment, options: Options) -> None:
@@ -173,14 +169,14 @@ def print_plan(experiment: Experiment, options: Options) -> None:
 
 
 class Watch:
-    """A progress bar in a terminal; plain lines now and then elsewhere."""
+    """A progress bar in a terminal; plain lines now and then elsewhere. It may cover several runs."""
 
-    def __init__(self, rounds: int, done: int = 0):
-        self.rounds, self.best = rounds, 0.0
+    def __init__(self, rounds: int, runs: int = 1):
+        self.rounds, self.best, self.before = rounds, 0.0, 0
         self.live = console.is_terminal or console.is_jupyter
         self.every = max(1, rounds // 20)
         self.progress = Progress(
-            TextColumn("round"),
+            TextColumn("{task.description}"),
             MofNCompleteColumn(),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[numbers]}"),
@@ -190,7 +186,7 @@ class Watch:
             console=console,
             disable=not self.live,
         )
-        self.task = self.progress.add_task("rounds", total=rounds, completed=done, numbers="")
+        self.task = self.progress.add_task("round", total=rounds * runs, numbers="")
 
     def __enter__(self) -> "Watch":
         self.progress.start()
@@ -199,13 +195,25 @@ class Watch:
     def __exit__(self, *error: Any) -> None:
         self.progress.stop()
 
+    def next_run(self, name: str, done: bool = False) -> None:
+        """Another run begins, or is `done` already."""
+        self.best = 0.0
+        self.progress.update(self.task, description=name, completed=self.before, numbers="")
+        if done:
+            self.before += self.rounds
+            self.progress.update(self.task, completed=self.before)
+        elif not self.live:
+            print(name, flush=True)
+
     def show(self, record: dict[str, Any]) -> None:
         """One round more."""
         mean, loss = record["mean_accuracy"] or 0.0, record["loss"]
         self.best = max(self.best, mean)
         loss_text = "not finite" if loss is None else f"{loss:.3f}"
         numbers = f"acc {100 * mean:.1f} best {100 * self.best:.1f} loss {loss_text}"
-        self.progress.update(self.task, completed=record["round"], numbers=numbers)
+        self.progress.update(self.task, completed=self.before + record["round"], numbers=numbers)
+        if record["round"] == self.rounds:
+            self.before += self.rounds
         if not self.live and (record["round"] % self.every == 0 or record["round"] in (1, self.rounds)):
             everyone = record["all_clients_accuracy"]
             extra = "" if everyone is None else f"  all clients {100 * everyone:.1f}"
@@ -246,6 +254,13 @@ def print_summary(summary: dict[str, Any], paths: Sequence[Path]) -> None:
         console.print(f"  {path}")
 
 
-def with_rounds(config: Config, rounds: int) -> Config:
-    """The same run, longer or shorter."""
-    return replace(config, rounds=rounds)
+def print_comparison(rows: Sequence[dict[str, Any]]) -> None:
+    """Methods side by side; floats and FLOPs are per client and round."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("method", style="bold", no_wrap=True)
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    for row in rows:
+        diverged = "" if row["diverged"] is None else f" [red]diverged at {row['diverged']}[/red]"
+        table.add_row(row["method"] + diverged, *(cell(column, row[column]) for column in COLUMNS))
+    console.print(table)

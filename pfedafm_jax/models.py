@@ -26,6 +26,7 @@ FEATURE_SIZE = 500
 # ---------------------------------------------------------------------------------------------- layers
 
 
+@jax.jit  # traced once for each shape, however many networks use it
 def fused_conv_pool(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     """Convolution 5x5 (VALID), max-pool 2x2 and ReLU as one matrix product: `[b, h, w, c]` → `[b, h/2-2, w/2-2, out]`.
 
@@ -40,7 +41,12 @@ def fused_conv_pool(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> ja
     # Rows and columns in pairs: a 6x6 window is 3 pairs of rows by 3 pairs of columns, each pair of columns contiguous.
     # The barriers keep XLA from recomputing one layer's output for each of the 18 slices of the next.
     pairs = lax.optimization_barrier(images).reshape(batch, height // 2, 2, width // 2, 2 * channels)
-    slices = [pairs[:, i : i + rows, row, j : j + columns] for i in range(3) for row in range(2) for j in range(3)]
+    slices = [
+        lax.slice(pairs, (0, i, row, j, 0), (batch, i + rows, row + 1, j + columns, 2 * channels))
+        for i in range(3)
+        for row in range(2)
+        for j in range(3)
+    ]
     windows = jnp.concatenate(slices, axis=-1).reshape(batch * rows * columns, 36 * channels)
     # The 5x5 kernel at each of the four offsets inside the 6x6 window.
     shifted = [jnp.pad(kernel, ((i, 1 - i), (j, 1 - j), (0, 0), (0, 0))) for i in (0, 1) for j in (0, 1)]
@@ -122,7 +128,10 @@ class WithLinear(nn.Module):
 
     @nn.compact
     def __call__(self, images):
-        return linear(self.features, self.extractor(images), self.initialisation, "match")
+        features = self.extractor(images)
+        if features.shape[-1] == self.features:
+            return features
+        return linear(self.features, features, self.initialisation, "match")
 
 
 # ---------------------------------------------------------------------------------------------- registry
@@ -229,17 +238,17 @@ def describe(
     """
     if name not in _EXTRACTORS:
         near = difflib.get_close_matches(name, _EXTRACTORS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise PfedafmError(f"unknown architecture {name!r}{hint} Known: {', '.join(_EXTRACTORS)}")
     extractor = _EXTRACTORS[name](features=feature_size, initialisation=initialisation)
     images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     try:
         variables = jax.eval_shape(extractor.init, jax.random.key(0), images)
-        output = jax.eval_shape(extractor.apply, variables, images)
+        extra = sorted(set(variables) - {"params"})
+        output = None if extra else jax.eval_shape(extractor.apply, variables, images)
     except Exception as error:  # a user's module may fail in any way; say which one and on what
         raise PfedafmError(f"architecture {name!r} does not accept images of shape {image_shape}: {error}") from error
-    extra = sorted(set(variables) - {"params"})
-    if extra:
+    if output is None:
         raise PfedafmError(
             f"architecture {name!r} carries state besides its parameters ({', '.join(extra)}), which cannot be averaged "
             "or kept per client here: use GroupNorm or LayerNorm instead of BatchNorm"

@@ -1,11 +1,14 @@
 """Pictures of a run. Each function draws from plain arrays and dictionaries and returns a matplotlib figure."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+
+from pfedafm_jax.records import read_rounds
 
 BLUE, ORANGE, GREEN, GREY = "#2f6db5", "#d9822b", "#3a9a5b", "#8a8f98"
 ARCHITECTURE_COLOURS = (BLUE, ORANGE, GREEN, "#b0413e", "#7b5ea7", "#5aa7a7", GREY)
@@ -57,7 +60,7 @@ def accuracy_by_round(records: Sequence[dict[str, Any]], title: str = "", judged
         axes.plot(rounds[best], means[best], "o", color=BLUE, markersize=5)
     axes.set(xlabel="communication round", ylabel="test accuracy, %", title=title)
     axes.margins(y=0.12)
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    figure.legend(frameon=False, fontsize=8, ncols=2, loc="outside lower center")
     return figure
 
 
@@ -68,7 +71,7 @@ def accuracy_by_client(accuracy: np.ndarray, groups: np.ndarray, names: Sequence
     for group, name in enumerate(names):
         bars = np.sort(values[np.asarray(groups) == group])[::-1]
         colour = ARCHITECTURE_COLOURS[group % len(ARCHITECTURE_COLOURS)]
-        label = f"{architecture_label(name)}, mean {bars.mean():.1f} %" if len(bars) else architecture_label(name)
+        label = f"{architecture_label(name)} {bars.mean():.1f} %" if len(bars) else architecture_label(name)
         axes.bar(np.arange(start, start + len(bars)), bars, width=0.9, color=colour, label=label)
         start += len(bars)
     axes.axhline(values.mean(), color="black", linestyle="--", linewidth=1)
@@ -79,7 +82,7 @@ def accuracy_by_client(accuracy: np.ndarray, groups: np.ndarray, names: Sequence
         ylim=(low, 100), xlim=(-1, start), xlabel="clients, by architecture", ylabel="test accuracy, %", title=title
     )
     axes.set_xticks([])
-    axes.legend(frameon=False, fontsize=8, ncols=min(5, len(names)), loc="upper center", bbox_to_anchor=(0.5, -0.08))
+    figure.legend(frameon=False, fontsize=8, ncols=min(6, len(names)), loc="outside lower center")
     return figure
 
 
@@ -104,7 +107,7 @@ def mix_by_round(mix: np.ndarray, title: str = "") -> Figure:
 
 def classes_by_client(counts: np.ndarray, title: str = "") -> Figure:
     """Heat map of a split: images of each class (columns) at each client (rows)."""
-    clients, classes = counts.shape
+    classes = counts.shape[1]
     figure, axes = _figure(7.0 if classes <= 20 else 9.0, 5.0)
     axes.grid(False)
     picture = axes.imshow(
@@ -114,6 +117,28 @@ def classes_by_client(counts: np.ndarray, title: str = "") -> Figure:
     if classes <= 20:
         axes.set_xticks(range(classes))
     figure.colorbar(picture, ax=axes, label="images", shrink=0.85)
+    return figure
+
+
+def compare_runs(runs: dict[str, Sequence[str]], title: str = "", window: int = 5) -> Figure:
+    """Participants' mean accuracy of several methods, smoothed over `window` rounds; a band where there are several runs.
+
+    `runs` maps a label to run folders.
+    """
+    figure, axes = _figure(8.0, 4.6)
+    colours = (*ARCHITECTURE_COLOURS, "#c26db0")
+    for (label, folders), colour in zip(runs.items(), itertools.cycle(colours), strict=False):
+        curves = [[row["mean_accuracy"] or np.nan for row in read_rounds(folder)] for folder in folders]
+        shortest = min(len(curve) for curve in curves)
+        values = 100 * np.array([curve[:shortest] for curve in curves], float)
+        width = min(window, shortest)
+        smooth = np.stack([np.convolve(curve, np.ones(width) / width, mode="valid") for curve in values])
+        rounds = np.arange(width, shortest + 1)
+        axes.plot(rounds, smooth.mean(axis=0), color=colour, linewidth=1.6, label=label)
+        if len(curves) > 1:
+            axes.fill_between(rounds, smooth.min(axis=0), smooth.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+    axes.set(xlabel="communication round", ylabel=f"participants' accuracy, %, mean of {window} rounds", title=title)
+    figure.legend(frameon=False, fontsize=8, ncols=4, loc="outside lower center")
     return figure
 
 

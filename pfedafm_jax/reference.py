@@ -53,13 +53,11 @@ class Reference:
         start_key = jax.random.fold_in(self.key, START_KEY)
         groups = len(self.architectures)
         numbers = [k % groups if config.same_start else groups + k for k in range(config.num_clients)]
-        starts = {
-            number: self.algorithm.init_client(
-                config, self.architectures[number % groups if number < groups else (number - groups) % groups],
-                jax.random.fold_in(start_key, number),
-            )
-            for number in sorted(set(numbers))
-        }
+        starts = {}
+        for k, number in enumerate(numbers):
+            if number not in starts:
+                key = jax.random.fold_in(start_key, number)
+                starts[number] = self.algorithm.init_client(config, self.architecture(k), key)
         self.clients: list[Client] = [dict(starts[number]) for number in numbers]
 
     def _plain(self, name: str) -> Architecture:
@@ -81,22 +79,18 @@ class Reference:
         config, rows = self.config, self.partition.train[client]
         for epoch in range(config.local_epochs):
             epoch_key = jax.random.fold_in(key, epoch)
-            order = epoch_order(jax.random.fold_in(epoch_key, 2**20), jnp.int32(len(rows)), len(rows))
+            order = ordered(jax.random.fold_in(epoch_key, 2**20), np.int32(len(rows)), len(rows))
             order = np.asarray(order)
             for number, start in enumerate(range(0, len(rows), config.batch_size)):
                 batch = rows[order[start : start + config.batch_size]]
-                images = normalise(jnp.asarray(self.dataset.images[batch]), self.mean, self.std)
-                if config.flip or config.erase or config.crop:
-                    images = augment(
-                        jax.random.fold_in(epoch_key, number),
-                        images,
-                        flip=config.flip,
-                        erase=config.erase,
-                        crop=config.crop,
-                    )
+                images = prepared(
+                    config, self.mean, self.std, jax.random.fold_in(epoch_key, number), self.dataset.images[batch]
+                )
                 yield images, jnp.asarray(self.dataset.labels[batch])
 
-    def run_round(self, round_index: int, participants: Sequence[int] | np.ndarray | None = None) -> dict[str, np.ndarray]:
+    def run_round(
+        self, round_index: int, participants: Sequence[int] | np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
         """One round; returns by name one number for each participant, under the names the engine reports."""
         config = self.config
         if participants is None:
@@ -107,11 +101,13 @@ class Reference:
     def accuracy(self, client: int) -> dict[str, float]:
         """Shares of a client's test images that are classified rightly, as clients and server are now."""
         rows = self.partition.test[client]
-        images = normalise(jnp.asarray(self.dataset.images[rows]), self.mean, self.std)
+        images = jax.jit(normalise, static_argnums=(1, 2))(self.dataset.images[rows], self.mean, self.std)
         state = {name: part for name, part in self.clients[client].items() if name != "visited"}
         predict = jax.jit(self.algorithm.predict, static_argnums=(0, 1))
         scores = predict(self.architecture(client), self.shared, state, self.server, images)
-        right = {name: np.argmax(np.asarray(logits), axis=-1) == self.dataset.labels[rows] for name, logits in scores.items()}
+        right = {
+            name: np.argmax(np.asarray(logits), axis=-1) == self.dataset.labels[rows] for name, logits in scores.items()
+        }
         return {f"accuracy/{name}": float(np.mean(hits)) for name, hits in right.items()}
 
     def evaluate(self) -> dict[str, np.ndarray]:
@@ -121,6 +117,15 @@ class Reference:
 
 
 # ---------------------------------------------------------------------------------------------- for all methods
+
+
+ordered = jax.jit(epoch_order, static_argnums=2)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def prepared(config: Config, mean: tuple, std: tuple, key: jax.Array, images: jax.Array) -> jax.Array:
+    """Training images, normalised and augmented."""
+    return augment(key, normalise(images, mean, std), flip=config.flip, erase=config.erase, crop=config.crop)
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -202,7 +207,9 @@ def pfedafm_predict(architecture, shared, client, server, images) -> dict[str, j
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def mixed_step(config: Config, architecture: Architecture, shared: Architecture, params, velocity, frozen, images, labels):
+def mixed_step(
+    config: Config, architecture: Architecture, shared: Architecture, params, velocity, frozen, images, labels
+):
     """One batch on the mixed features; trains `model` and `mix`, and the shared extractor if it is among `params`."""
     own = config.pfedafm
 
@@ -218,7 +225,12 @@ def mixed_step(config: Config, architecture: Architecture, shared: Architecture,
         new[name], moved[name] = network_step(config, params[name], gradient[name], velocity[name])
     if own.mix_fixed is None:
         new["mix"], moved["mix"] = sgd(
-            params["mix"], gradient["mix"], velocity["mix"], own.mix_learning_rate, config.momentum, own.mix_weight_decay
+            params["mix"],
+            gradient["mix"],
+            velocity["mix"],
+            own.mix_learning_rate,
+            config.momentum,
+            own.mix_weight_decay,
         )
     if own.mix_project:
         new["mix"] = jnp.clip(new["mix"], 0.0, 1.0)

@@ -71,7 +71,8 @@ class Federation:
         self._labels = self.devices.replicate(dataset.labels.astype(np.int32))
         self._key_data = self.devices.replicate(np.asarray(jax.random.key_data(self.key)))
         self._tables = _padded(partition.train), _padded(partition.test)
-        self.chunk = config.clients_per_step or self._automatic_chunk()
+        # Clients that follow each other cannot share a chunk: the relay would be the empty slot's.
+        self.chunk = 1 if self.method.sequential else config.clients_per_step or self._automatic_chunk()
         self.traces = 0  # how often a program was traced: a round must not add to it
         self._programs: dict[str, Callable] = {}
         self._zeros: dict[str, Tree] = {}
@@ -112,16 +113,17 @@ class Federation:
 
         def lower(name: str, stage: Callable, architecture: Architecture | None, call: Call) -> None:
             states, slots = self._states(call), self._slots(call, {})
-            if stage is work:
+            kind = name.split()[0]  # what a stage uploads has the same shapes for all architectures
+            if stage is work and kind not in self._zeros:
                 row = jax.tree.map(lambda leaf: leaf[0, 0], (states, slots))
                 empty = zero_total(self.method, architecture, common, *row)
-                self._zeros[name] = self.devices.split(
+                self._zeros[kind] = self.devices.split(
                     jax.tree.map(lambda leaf: np.zeros((len(self.devices), *leaf.shape), leaf.dtype), empty)
                 )
             program = self._counted(over_slots(stage, self.method, architecture, self.chunk))
             donate = (2,) if stage is work else ()  # trained states take the place of the old ones
             spread = self.devices.spread(program, in_axes=(None, 0, 0, 0, 0), donate=donate)
-            jobs[name] = spread.lower(common, self._zeros.get(name), states, slots, call.trips)
+            jobs[name] = spread.lower(common, self._zeros.get(kind), states, slots, call.trips)
 
         for group, architecture in enumerate(self.architectures):
             call = self._empty_call(group, len(self.architectures))
@@ -137,7 +139,7 @@ class Federation:
                 weight.update(part[1])
             return self.method.server_update(server, average(server, numerator, weight))
 
-        totals = [self._zeros["client 0"], *([self._zeros["shared"]] if self.method.shared_parts else [])]
+        totals = list(self._zeros.values())
         spread = self.devices.spread(self._counted(combine), in_axes=(None, 0), out_axes=None)
         jobs["combine"] = spread.lower(self.server, totals)
         with ThreadPoolExecutor(max_workers=4) as pool:
@@ -190,7 +192,7 @@ class Federation:
             participants = draw_participants(config.seed, round_index, config.num_clients, config.num_participants)
         order = [int(client) for client in participants]
         weights = self._aggregation_weights(order)
-        totals = [self._zeros[name] for name in ("client 0", "shared") if name in self._zeros]
+        totals = list(self._zeros.values())  # of `client_update` and, where there is one, `shared_update`
         info: dict[int, dict[str, Any]] = {client: {} for client in order}
         # Released-code switches make clients depend on one another; otherwise all participants go together.
         for together in [[client] for client in order] if self.method.sequential else [order]:

@@ -111,6 +111,7 @@ def over_slots(stage: Stage, method: Method, architecture: Architecture | None, 
     def one(common: Common, state: Tree, slot: Slots) -> Result:
         return stage(method, architecture, common, state, slot)
 
+    @jax.jit  # so that it is traced once, for its shapes and for the loop
     def some(common: Common, states: Tree, slots: Slots, first: jax.Array) -> Result:
         if chunk == 1:  # no vmap: on CPU a plain product is faster than a batched one
             row = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, first, keepdims=False), (states, slots))

@@ -6,7 +6,9 @@ the clients at hand, not to all of them.
 """
 
 import os
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,8 @@ class ClientStore:
         )
         self.on_disk = place == "disk" or (place == "auto" and self.nbytes > _memory() // 3)
         if self.on_disk:
-            self._folder = tempfile.TemporaryDirectory(dir=folder, prefix="clients-", ignore_cleanup_errors=True)
+            self._folder = tempfile.mkdtemp(dir=folder, prefix="clients-")
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)  # the files go with the store
         self._states = [
             jax.tree.map(lambda leaf, size=size: self._allocate((size, *leaf.shape), leaf.dtype), start)
             for size, start in zip(sizes, self._starts, strict=True)
@@ -57,22 +60,22 @@ class ClientStore:
     def _allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         if not self.on_disk or 0 in shape:
             return np.zeros(shape, dtype)
-        handle, path = tempfile.mkstemp(dir=self._folder.name, suffix=".npy")
+        handle, path = tempfile.mkstemp(dir=self._folder, suffix=".npy")
         os.close(handle)
         return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
 
     def read(self, group: int, clients: Sequence[int] | np.ndarray) -> Tree:
-        """States `[len(clients), …]` of clients of one group; a client number below 0 gives the group's start."""
+        """States `[len(clients), …]` of clients of one group; rows of client numbers below 0 are zero."""
         own = {}
         if self._start_of is not None:
             own = {c: jax.tree.leaves(self._start_of(c)) for c in clients if c >= 0 and not self.visited[c]}
 
         def gather(number: int, leaf: np.ndarray, start: np.ndarray) -> np.ndarray:
-            out = np.empty((len(clients), *leaf.shape[1:]), leaf.dtype)
+            out = np.zeros((len(clients), *leaf.shape[1:]), leaf.dtype)  # empty slots cost nothing: pages never touched
             for index, client in enumerate(clients):
                 if client >= 0 and self.visited[client]:
                     out[index] = leaf[self.rows[client]]
-                else:
+                elif client >= 0:
                     out[index] = own[client][number] if client in own else start
             return out
 

@@ -38,14 +38,19 @@ def code_matrix(leaf: jax.Array, energy: jax.Array) -> tuple[jax.Array, jax.Arra
         return leaf, jnp.uint32(leaf.size)
     matrix = leaf.reshape(-1, leaf.shape[-1])
     rows, columns = matrix.shape
-    left, values, right = jnp.linalg.svd(matrix, full_matrices=False)
-    relative = values / jnp.maximum(values[0], 1e-30)  # squares of small updates would vanish
-    held = jnp.cumsum(relative**2)
+    # Squared singular values and one side's vectors from the smaller Gram matrix: several times faster than the SVD,
+    # and exact enough, since what coding drops are whole per cents of the energy.
+    tall = matrix if rows >= columns else matrix.T
+    scaled = tall / jnp.maximum(jnp.max(jnp.abs(tall)), 1e-30)  # squares of small updates would vanish
+    energies, vectors = jnp.linalg.eigh(scaled.T @ scaled)
+    held = jnp.cumsum(jnp.maximum(energies, 0.0)[::-1])
     rank = 1 + jnp.sum(held[:-1] < energy * held[-1])
-    kept = jnp.where(jnp.arange(len(values)) < rank, values, 0.0)
+    kept = jnp.where(jnp.arange(len(held)) < rank, 1.0, 0.0)[::-1]
+    decoded = (tall @ (vectors * kept[None, :])) @ vectors.T  # = U_r S_r V_rᵀ
     factors = (rank * (rows + columns + 1)).astype(jnp.uint32)
     raw = factors >= leaf.size
-    decoded = jnp.where(raw, matrix, (left * kept[None, :]) @ right)
+    decoded = jnp.where(raw, tall, decoded)
+    decoded = decoded if rows >= columns else decoded.T
     return decoded.reshape(leaf.shape), jnp.where(raw, jnp.uint32(leaf.size), factors)
 
 

@@ -86,8 +86,8 @@ class PFedAFM(Method):
         weight: jax.Array,
     ) -> Update:
         key, relay = jax.random.fold_in(key, 1), server.get("relay", {})
-        if self.own.mix_relay:  # released code: take what the last client left, or ones at the first visit
-            mix = jnp.where(client["visited"] > 0, relay["mix"], jnp.ones_like(client["mix"]))
+        if self.own.mix_relay:  # released code: take what the last client left, or its start at the first visit
+            mix = jnp.where(client["visited"] > 0, relay["mix"], client["mix"])
             client = {**client, "mix": mix, "visited": jnp.ones_like(client["visited"])}
         mix_state = relay["mix_state"] if self.own.leak_momentum else None
         train_model = train_end_to_end if self.own.training == "end_to_end" else train_local_model

@@ -1,0 +1,255 @@
+"""The networks of Table 1 to the last parameter, the fused layer against `lax.conv`, and networks of one's own."""
+
+import math
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pfedafm_jax import models
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.models import describe, fused_conv_pool, plain_conv_pool, register_extractor
+
+CNNS = ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5")
+EXTRACTOR_PARAMS = (2_616_548, 1_810_132, 1_315_548, 1_055_348, 665_048)
+PARAMS = {
+    10: (2_621_558, 1_815_142, 1_320_558, 1_060_358, 670_058),
+    100: (2_666_648, 1_860_232, 1_365_648, 1_105_448, 715_148),
+}
+MACS = (4.826, 3.386, 3.526, 3.266, 2.876)  # millions, 10 classes
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """Names registered in a test are gone after it."""
+    monkeypatch.setattr(models, "_EXTRACTORS", dict(models._EXTRACTORS))
+    yield
+    describe.cache_clear()
+
+
+# ---------------------------------------------------------------------------------------------- sizes
+
+
+@pytest.mark.parametrize("num_classes", [10, 100])
+@pytest.mark.parametrize("index", range(5))
+def test_parameter_counts(index, num_classes):
+    found = describe(CNNS[index], num_classes)
+    assert found.params == PARAMS[num_classes][index]
+    assert found.extractor_params == EXTRACTOR_PARAMS[index]
+    assert found.header_params == 501 * num_classes
+
+
+def test_counts_are_those_of_the_arrays():
+    found = describe("cnn5", 10)
+    extractor = jax.eval_shape(found.init_extractor, jax.random.key(0))
+    header = jax.eval_shape(found.init_header, jax.random.key(0))
+    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(extractor)) == 665_048
+    assert extractor["conv1"]["kernel"].shape == (5, 5, 3, 16)
+    assert extractor["conv2"]["kernel"].shape == (5, 5, 16, 32)
+    assert extractor["fc1"]["kernel"].shape == (800, 500)
+    assert header["kernel"].shape == (500, 10)
+
+
+@pytest.mark.parametrize("index", range(5))
+def test_multiply_adds(index):
+    assert describe(CNNS[index], 10).macs / 1e6 == pytest.approx(MACS[index], abs=5e-4)
+
+
+@pytest.mark.parametrize("name", ["cnn2", "cnn5"])
+def test_multiply_adds_agree_with_the_compiler(name):
+    found = describe(name, 10)
+    plain = found.extractor.clone(fused=False)
+    params = jax.eval_shape(found.init_extractor, jax.random.key(0))
+    images = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
+    cost = jax.jit(lambda p, x: plain.apply({"params": p}, x)).lower(params, images).cost_analysis()
+    # Biases, ReLU and pooling are counted by the compiler only: 1 to 2 % of it.
+    assert found.extractor_macs * 2 < cost["flops"] < found.extractor_macs * 2 * 1.03
+
+
+# ---------------------------------------------------------------------------------------------- initialisation
+
+
+@pytest.mark.parametrize(("layer", "fan_in"), [("conv1", 75), ("conv2", 400), ("fc1", 800), ("fc2", 500)])
+def test_torch_initialisation_is_uniform_within_its_bound(layer, fan_in):
+    params = jax.jit(describe("cnn5", 10).init_extractor)(jax.random.key(1))[layer]
+    for values in (np.asarray(params["kernel"]).ravel(), np.asarray(params["bias"]).ravel()):
+        scaled = np.sort((values * math.sqrt(fan_in) + 1) / 2)  # should be U(0, 1)
+        assert scaled[0] >= -1e-6 and scaled[-1] <= 1 + 1e-6
+        # Kolmogorov-Smirnov: 2.2 / √n is passed once in 10,000
+        distance = np.max(np.abs(scaled - (np.arange(len(scaled)) + 0.5) / len(scaled)))
+        assert distance < 2.2 / math.sqrt(len(scaled))
+
+
+def test_no_two_layers_and_no_two_keys_start_alike():
+    init = jax.jit(describe("cnn5", 10).init_extractor)
+    one, other = init(jax.random.key(1)), init(jax.random.key(2))
+    chex.assert_trees_all_equal(one, init(jax.random.key(1)))
+    firsts = [np.asarray(leaf).ravel()[:3] for tree in (one, other) for leaf in jax.tree.leaves(tree)]
+    assert len({tuple((first / np.abs(first).max()).tolist()) for first in firsts}) == len(firsts)
+
+
+def test_header_is_initialised_by_the_feature_size():
+    header = jax.jit(describe("small_a", 10, (8, 8, 3), 12).init_header)(jax.random.key(0))
+    assert 0.8 / math.sqrt(12) < np.abs(header["kernel"]).max() <= 1 / math.sqrt(12)
+    assert np.abs(header["bias"]).max() > 0
+
+
+def test_flax_initialisation_has_zero_biases_and_lecun_variance():
+    layer, images = models.ConvPool(64, "flax"), jnp.zeros((1, 6, 6, 3))
+    header = describe("cnn5", 10, initialisation="flax").header
+    for module, inputs, fan_in in ((layer, images, 75), (header, jnp.zeros((1, 500)), 500)):
+        params = jax.jit(module.init)(jax.random.key(0), inputs)["params"]
+        assert not np.any(params["bias"])
+        assert np.var(params["kernel"]) * fan_in == pytest.approx(1, abs=0.1)
+
+
+# ---------------------------------------------------------------------------------------------- the fused layer
+
+
+def layer_inputs(height, width, channels, outputs, clients=None, seed=0):
+    rng = np.random.default_rng(seed)
+    lead = () if clients is None else (clients,)
+    return (
+        rng.normal(size=(*lead, 3, height, width, channels)).astype(np.float32),
+        (rng.normal(size=(*lead, 5, 5, channels, outputs)) / 5).astype(np.float32),
+        rng.normal(size=(*lead, outputs)).astype(np.float32),
+    )
+
+
+def loss_of(layer):
+    """A scalar that weighs every output differently."""
+
+    def loss(*inputs):
+        out = layer(*inputs)
+        return jnp.sum(out * jnp.sin(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape))
+
+    return loss
+
+
+@pytest.mark.parametrize("shape", [(32, 32, 3, 16), (28, 28, 1, 16), (14, 14, 16, 32), (6, 10, 2, 3)], ids=str)
+def test_fused_layer_equals_the_plain_one(shape):
+    inputs = layer_inputs(*shape)
+    fused, plain = jax.jit(fused_conv_pool)(*inputs), jax.jit(plain_conv_pool)(*inputs)
+    assert fused.shape == (3, shape[0] // 2 - 2, shape[1] // 2 - 2, shape[3])
+    assert 0.2 < np.mean(np.asarray(plain) > 0) <= 1, "nothing to compare"
+    chex.assert_trees_all_close(fused, plain, rtol=1e-4, atol=1e-5)
+    gradients = [jax.jit(jax.grad(loss_of(layer), (0, 1, 2)))(*inputs) for layer in (fused_conv_pool, plain_conv_pool)]
+    chex.assert_trees_all_close(*gradients, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(14, 14, 3, 4), (28, 28, 1, 4)], ids=str)
+def test_fused_layer_equals_the_plain_one_for_many_clients_at_once(shape):
+    inputs = layer_inputs(*shape, clients=3)
+    fused = jax.jit(jax.vmap(jax.value_and_grad(loss_of(fused_conv_pool), (0, 1, 2))))(*inputs)
+    plain = [
+        jax.jit(jax.value_and_grad(loss_of(plain_conv_pool), (0, 1, 2)))(*(x[k] for x in inputs)) for k in range(3)
+    ]
+    chex.assert_trees_all_close(fused, jax.tree.map(lambda *rows: jnp.stack(rows), *plain), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [28, 32])
+def test_a_whole_network_equals_its_plain_form(size):
+    found = describe("cnn5", 10, (size, size, 3))
+    params = jax.jit(found.init_extractor)(jax.random.key(0))
+    images = jax.random.normal(jax.random.key(1), (2, size, size, 3))
+    plain = jax.jit(found.extractor.clone(fused=False).apply)({"params": params}, images)
+    assert plain.shape == (2, 500) and float(jnp.max(plain)) > 0
+    chex.assert_trees_all_close(jax.jit(found.extract)(params, images), plain, rtol=1e-3, atol=1e-5)
+
+
+def test_odd_images_take_the_plain_layer():
+    found = describe("cnn5", 10, (29, 31, 1))
+    params = jax.eval_shape(found.init_extractor, jax.random.key(0))
+    # 29 → 25 → 12 → 8 → 4 and 31 → 27 → 13 → 9 → 4
+    assert params["fc1"]["kernel"].shape == (4 * 4 * 32, 500)
+
+
+def test_representation_is_not_negative():
+    found = describe("small_a", 4, (8, 8, 3), 12)
+    params = jax.jit(found.init_extractor)(jax.random.key(0))
+    features = jax.jit(found.extract)(params, jax.random.normal(jax.random.key(1), (9, 8, 8, 3)))
+    assert float(jnp.min(features)) == 0
+
+
+# ---------------------------------------------------------------------------------------------- one's own networks
+
+
+class Flat(nn.Module):
+    width: int = 7
+
+    @nn.compact
+    def __call__(self, images):
+        return nn.Dense(self.width)(images.reshape(images.shape[0], -1))
+
+
+class Normed(nn.Module):
+    features: int = 5
+    running: bool = True
+
+    @nn.compact
+    def __call__(self, images):
+        hidden = nn.Dense(self.features)(images.reshape(images.shape[0], -1))
+        return nn.BatchNorm(use_running_average=self.running)(hidden)
+
+
+def test_another_width_gets_a_linear_layer(registry):
+    register_extractor("flat", Flat(7))
+    found = describe("flat", 4, (8, 8, 3), 12)
+    assert found.extractor_params == (192 * 7 + 7) + (7 * 12 + 12)
+    assert found.extractor_macs == pytest.approx(192 * 7 + 7 * 12, rel=0.02)
+    params = jax.eval_shape(found.init_extractor, jax.random.key(0))
+    assert jax.eval_shape(found.extract, params, jnp.zeros((2, 8, 8, 3))).shape == (2, 12)
+
+
+def test_the_right_width_gets_none(registry):
+    register_extractor("flat", Flat(12))
+    assert describe("flat", 4, (8, 8, 3), 12).extractor_params == 192 * 12 + 12
+
+
+def test_a_features_field_is_set_to_the_wanted_width():
+    for size in (12, 20):
+        found = describe("small_b", 4, (8, 8, 3), size)
+        # conv 5·5·3·3 + 3, fc1 12·10 + 10, fc2 10·size + size
+        assert found.extractor_params == 228 + 130 + 11 * size
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_batch_statistics_are_refused(registry, running):
+    register_extractor("normed", Normed(running=running))
+    with pytest.raises(PfedafmError, match=r"'normed' carries state .*batch_stats.* GroupNorm or LayerNorm"):
+        describe("normed", 4, (8, 8, 3), 12)
+
+
+def test_images_that_do_not_fit_are_named():
+    with pytest.raises(PfedafmError, match=r"'cnn1' does not accept images of shape \(8, 8, 3\)"):
+        describe("cnn1", 10, (8, 8, 3))
+
+
+def test_a_module_that_gives_no_vectors_is_refused(registry):
+    class Image(nn.Module):
+        features: int = 3
+
+        @nn.compact
+        def __call__(self, images):
+            return images
+
+    register_extractor("image", Image())
+    with pytest.raises(PfedafmError, match=r"'image' gives \(1, 8, 8, 3\) for one image, expected \(1, 12\)"):
+        describe("image", 4, (8, 8, 3), 12)
+
+
+def test_bad_names_are_refused(registry):
+    with pytest.raises(PfedafmError, match=r"my net"):
+        register_extractor("my net", Flat())
+    with pytest.raises(PfedafmError, match=r"unknown architecture 'cnn9'.*cnn1"):
+        describe("cnn9", 10)
+
+
+def test_registering_again_replaces(registry):
+    register_extractor("flat", Flat(7))
+    before = describe("flat", 4, (8, 8, 3), 12).extractor_params
+    register_extractor("flat", Flat(8))
+    assert describe("flat", 4, (8, 8, 3), 12).extractor_params == before + 193 + 12

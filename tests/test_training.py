@@ -1,0 +1,277 @@
+"""Local training of one client: batches, SGD, the last partial batch, clients in lockstep."""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pfedafm_jax.config import Config
+from pfedafm_jax.data.augment import normalise
+from pfedafm_jax.evaluate import accuracy
+from pfedafm_jax.training import (
+    ClientData,
+    LocalTraining,
+    cross_entropy,
+    epoch_order,
+    extract_all,
+    mean_over,
+    partitioned,
+    rest_batch_size,
+    sgd,
+    train,
+)
+
+HOW = LocalTraining(
+    batch_size=4,
+    rest_size=4,
+    local_epochs=2,
+    learning_rate=0.1,
+    momentum=0.9,
+    weight_decay=0.01,
+    clip_norm=50.0,
+    mean=(0.5,),
+    std=(0.25,),
+)
+
+
+def make_data(num: int, longest: int | None = None, num_test: int = 3) -> ClientData:
+    """A client with `num` of 40 one-pixel images, its rows padded to `longest`."""
+    rng = np.random.default_rng(0)
+    longest = longest or num
+    rows = rng.permutation(40).astype(np.int32)
+    return ClientData(
+        jnp.asarray(rng.integers(256, size=(40, 1, 1, 1), dtype=np.uint8)),
+        jnp.asarray(rng.integers(3, size=40, dtype=np.int32)),
+        jnp.asarray(np.pad(rows[:num], (0, longest - num))),
+        jnp.int32(num),
+        jnp.asarray(np.pad(rows[num : num + num_test], (0, 4))),
+        jnp.int32(num_test),
+    )
+
+
+def linear_loss(params, batch):
+    logits = batch.images.reshape(-1, 1) @ params["kernel"] + params["bias"][None, :]
+    return cross_entropy(logits, batch.labels, batch.weights)
+
+
+PARAMS = {"kernel": jnp.array([[0.3, -0.2, 0.1]]), "bias": jnp.array([0.0, 0.5, -0.5])}
+
+
+def plain_train(how: LocalTraining, key, data: ClientData, params):
+    """The same in numpy: true batch sizes, gradients of softmax regression and SGD by hand."""
+    weight, bias = (np.asarray(params[name], np.float64) for name in ("kernel", "bias"))
+    moved = [np.zeros_like(weight), np.zeros_like(bias)]
+    images = (np.asarray(data.images, np.float64)[..., 0, 0, :] / 255 - how.mean[0]) / how.std[0]
+    num, total = int(data.num_train), 0.0
+    for epoch in range(how.local_epochs):
+        order_key = jax.random.fold_in(jax.random.fold_in(key, epoch), 2**20)
+        order = np.asarray(ordered(order_key, np.int32(num), 64))[:num]
+        for start in range(0, num, how.batch_size):
+            rows = np.asarray(data.train)[order[start : start + how.batch_size]]
+            x, y = images[rows], np.asarray(data.labels)[rows]
+            logits = x @ weight + bias
+            shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+            total -= np.log(shares[np.arange(len(y)), y]).sum()
+            error = (shares - np.eye(3)[y]) / len(y)
+            gradients = [x.T @ error, error.sum(0)]
+            norm = np.sqrt(sum((g**2).sum() for g in gradients))
+            gradients = [g * min(1, how.clip_norm / norm) for g in gradients]
+            decayed = [g + how.weight_decay * p for g, p in zip(gradients, (weight, bias), strict=True)]
+            moved = [how.momentum * m + g for m, g in zip(moved, decayed, strict=True)]
+            weight, bias = weight - how.learning_rate * moved[0], bias - how.learning_rate * moved[1]
+    return {"kernel": weight, "bias": bias}, total / (num * how.local_epochs)
+
+
+def assert_equals_plain(how: LocalTraining, data: ClientData):
+    key = jax.random.key(1)
+    result = jax.jit(lambda key, data: train(how, key, PARAMS, linear_loss, data, sgd(how)))(key, data)
+    params, loss = plain_train(how, key, data, PARAMS)
+    chex.assert_trees_all_close(result.params, jax.tree.map(np.float32, params), rtol=1e-4, atol=1e-6)
+    assert float(result.loss) == pytest.approx(loss, rel=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------- batches
+
+
+ordered = jax.jit(epoch_order, static_argnums=2)
+
+
+@given(st.integers(0, 20), st.integers(0, 1000))
+@settings(max_examples=50, deadline=None)
+def test_epoch_order_is_a_permutation_that_does_not_depend_on_padding(num, seed):
+    orders = [np.asarray(ordered(jax.random.key(seed), np.int32(num), longest)) for longest in (20, 27, 64)]
+    for order in orders:
+        assert sorted(order) == list(range(len(order)))
+        assert sorted(order[:num]) == list(range(num))
+        np.testing.assert_array_equal(order[:num], orders[0][:num])
+
+
+def test_epochs_differ_in_order():
+    orders = [ordered(jax.random.key(seed), np.int32(20), 20).tolist() for seed in range(3)]
+    assert len({tuple(order) for order in orders}) == 3
+
+
+@pytest.mark.parametrize("num", [1, 3, 4, 8, 9, 11])
+def test_training_equals_the_plain_loop(num):
+    assert_equals_plain(HOW, make_data(num, longest=13))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"clip_norm": 0.2}, {"momentum": 0.0}, {"weight_decay": 0.0}, {"batch_size": 1, "rest_size": 1}],
+    ids=str,
+)
+def test_sgd_settings_equal_the_plain_loop(change):
+    assert_equals_plain(dataclasses.replace(HOW, **change), make_data(7))
+
+
+@pytest.mark.parametrize("num", [2, 8, 9, 10, 11])  # rests 2, 0, 1, 2 (fit) and 3 (does not)
+def test_smaller_programs_for_the_rest_equal_the_plain_loop(num):
+    assert_equals_plain(dataclasses.replace(HOW, rest_size=2), make_data(num, longest=12))
+
+
+@pytest.mark.parametrize("rest_size", [2, 4])
+def test_clients_in_lockstep_equal_clients_alone(rest_size):
+    how = dataclasses.replace(HOW, rest_size=rest_size)
+    together = dataclasses.replace(how, axis="clients")
+    sizes = (11, 0, 3, 8, 10)
+    clients = [make_data(num, longest=12) for num in sizes]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *clients)
+    keys = jax.random.split(jax.random.key(0), len(sizes))
+    mapped = jax.jit(
+        jax.vmap(lambda key, data: train(together, key, PARAMS, linear_loss, data, sgd(together)), axis_name="clients")
+    )(keys, stacked)
+    one = jax.jit(lambda key, data: train(how, key, PARAMS, linear_loss, data, sgd(how)))
+    for index, data in enumerate(clients):
+        alone = one(keys[index], data)
+        chex.assert_trees_all_close(
+            jax.tree.map(lambda leaf, row=index: leaf[row], mapped), alone, rtol=1e-5, atol=1e-6
+        )
+    chex.assert_trees_all_equal(jax.tree.map(lambda leaf: leaf[1], mapped.params), PARAMS)  # nobody, nothing moves
+
+
+def test_the_last_batch_divides_by_its_true_size():
+    values, weights = jnp.array([1.0, 2.0, 3.0, 100.0]), jnp.array([1.0, 1.0, 1.0, 0.0])
+    assert float(mean_over(values, weights)) == 2
+    assert float(mean_over(values, jnp.zeros(4))) == 0
+    logits = jnp.zeros((4, 5))
+    loss, gradient = jax.value_and_grad(lambda z: cross_entropy(z, jnp.zeros(4, jnp.int32), weights))(logits)
+    assert float(loss) == pytest.approx(np.log(5), rel=1e-6)
+    assert float(gradient[0, 0]) == pytest.approx(-0.8 / 3, rel=1e-6)  # (softmax - 1) / 3 real samples
+    assert not np.any(gradient[3])
+
+
+@given(st.integers(1, 600), st.lists(st.integers(1, 600), min_size=1, max_size=20))
+@settings(max_examples=60, deadline=None)
+def test_rest_programs_are_smaller_and_worth_it(batch_size, sizes):
+    rest_size = rest_batch_size(batch_size, sizes)
+    assert 1 <= rest_size <= batch_size
+    if rest_size < batch_size:
+        rests = [size % batch_size for size in sizes]
+        padding = sum(0 if not rest else (rest_size if rest <= rest_size else batch_size) for rest in rests)
+        whole = sum(size - rest for size, rest in zip(sizes, rests, strict=True))
+        assert whole + padding < 0.9 * (whole + sum(batch_size for rest in rests if rest))
+
+
+def test_rest_programs_by_hand():
+    assert rest_batch_size(512, [530]) == 64  # 18 left: an eighth of 512 holds them
+    assert rest_batch_size(64, [640, 320]) == 64  # nothing left over
+    assert rest_batch_size(64, [1000] * 3) == 64  # 40 left of 1000: 1024 → 1000 is not a tenth
+
+
+def test_batches_are_never_larger_than_the_largest_client():
+    how = LocalTraining.of(dataclasses.replace(Config(), batch_size=512), (0.5,), (0.5,), [30, 7])
+    assert how.batch_size == 30
+
+
+# ---------------------------------------------------------------------------------------------- SGD
+
+
+def test_sgd_by_hand():
+    """p = 1, g = 3 then 0, norm limit 2, decay ½, momentum ½, rate 1."""
+    how = dataclasses.replace(HOW, clip_norm=2.0, weight_decay=0.5, momentum=0.5, learning_rate=1.0)
+    optimizer = sgd(how)
+    param = jnp.array([1.0])
+    state = optimizer.init(param)
+    update, state = optimizer.update(jnp.array([3.0]), state, param)
+    assert update.tolist() == [-2.5]  # 2 after the clip, + ½ · 1
+    param = param + update
+    update, state = optimizer.update(jnp.array([0.0]), state, param)
+    assert update.tolist() == [-0.5]  # ½ · 2.5 + ½ · (-1.5)
+
+
+def test_decay_joins_after_the_clip():
+    optimizer = sgd(dataclasses.replace(HOW, clip_norm=1.0, weight_decay=1.0, momentum=0.0, learning_rate=1.0))
+    param = jnp.array([10.0])
+    update, _ = optimizer.update(jnp.array([5.0]), optimizer.init(param), param)
+    assert update.tolist() == [-11.0]
+
+
+def test_each_part_has_its_own_norm():
+    how = dataclasses.replace(HOW, clip_norm=1.0, weight_decay=0.0, momentum=0.0, learning_rate=1.0)
+    optimizer = partitioned({"a": sgd(how), "b": sgd(how, learning_rate=0.5, clip=False), "c": optax.set_to_zero()})
+    params = {"a": jnp.zeros(2), "b": jnp.zeros(1), "c": jnp.ones(1)}
+    gradient = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([10.0]), "c": jnp.array([10.0])}
+    updates, state = optimizer.update(gradient, optimizer.init(params), params)
+    expected = {"a": jnp.array([-0.6, -0.8]), "b": jnp.array([-5.0]), "c": jnp.zeros(1)}
+    chex.assert_trees_all_close(updates, expected, rtol=1e-6)
+    assert set(state) == {"a", "b", "c"}
+
+
+def test_projection_follows_every_step():
+    how, data = dataclasses.replace(HOW, learning_rate=100.0), make_data(7)
+
+    def project(params):
+        return jax.tree.map(lambda leaf: jnp.clip(leaf, -1.0, 1.0), params)
+
+    result = jax.jit(lambda: train(how, jax.random.key(0), PARAMS, linear_loss, data, sgd(how), project=project))()
+    values = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(result.params)])
+    assert np.all(np.abs(values) <= 1) and np.any(np.abs(values) == 1)
+
+
+def test_momentum_can_be_carried_on():
+    """Two visits of one epoch, momentum handed over, are not two fresh ones."""
+    how, data, key = dataclasses.replace(HOW, local_epochs=1), make_data(9), jax.random.key(0)
+    run = jax.jit(lambda params, state: train(how, key, params, linear_loss, data, sgd(how), optimizer_state=state))
+    first = run(PARAMS, sgd(how).init(PARAMS))
+    fresh = run(first.params, sgd(how).init(PARAMS))
+    carried = run(first.params, first.optimizer_state)
+    assert float(jnp.max(jnp.abs(fresh.params["bias"] - carried.params["bias"]))) > 1e-3
+
+
+# ---------------------------------------------------------------------------------------------- features and accuracy
+
+
+@pytest.mark.parametrize("num", [3, 4, 11])
+def test_features_of_all_images_by_position(num):
+    data = make_data(num, longest=12)
+    table = extract_all(HOW, lambda images: images.reshape(-1, 1) * 2.0, data)
+    rows = data.train[:num]
+    expected = 2.0 * normalise(data.images[rows], HOW.mean, HOW.std).reshape(-1, 1)
+    chex.assert_trees_all_close(table[:num], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_test", [1, 5, 20])
+def test_accuracy_counts_real_images_only(num_test, monkeypatch):
+    monkeypatch.setattr("pfedafm_jax.evaluate.EVALUATION_BATCH", 8)
+    data = make_data(10, num_test=num_test)
+
+    def predict(images):
+        scores = images.reshape(-1, 1)
+        return {"sign": jnp.concatenate([scores, -scores, jnp.zeros_like(scores)], axis=1)}
+
+    pixels = np.asarray(data.images).ravel()[np.asarray(data.test)[:num_test]]
+    guess = np.where(pixels > 127, 0, 1)  # the mean is ½
+    expected = np.mean(guess == np.asarray(data.labels)[np.asarray(data.test)[:num_test]])
+    assert float(accuracy(HOW, predict, data)["sign"]) == pytest.approx(expected)
+
+
+def test_accuracy_without_test_images_is_zero():
+    data = make_data(5)._replace(num_test=jnp.int32(0))
+    assert float(accuracy(HOW, lambda images: {"any": images.reshape(-1, 1)}, data)["any"]) == 0
