@@ -98,13 +98,13 @@ class Reference:
         reports = self.algorithm.run_round(self, round_index, [int(client) for client in participants])
         return {name: np.array([report[name] for report in reports]) for name in reports[0]}
 
-    def accuracy(self, client: int) -> dict[str, float]:
-        """Shares of a client's test images that are classified rightly, as clients and server are now."""
+    def accuracy(self, client: int, server: dict[str, Tree] | None = None) -> dict[str, float]:
+        """Shares of a client's test images that are classified rightly, as clients and (unless given) server are now."""
         rows = self.partition.test[client]
         images = jax.jit(normalise, static_argnums=(1, 2))(self.dataset.images[rows], self.mean, self.std)
         state = {name: part for name, part in self.clients[client].items() if name != "visited"}
         predict = jax.jit(self.algorithm.predict, static_argnums=(0, 1))
-        scores = predict(self.architecture(client), self.shared, state, self.server, images)
+        scores = predict(self.architecture(client), self.shared, state, server or self.server, images)
         right = {
             name: np.argmax(np.asarray(logits), axis=-1) == self.dataset.labels[rows] for name, logits in scores.items()
         }
@@ -278,7 +278,8 @@ def pfedafm_round(reference: Reference, round_index: int, participants: list[int
             total += float(loss) * len(labels)
         client.update(**params["model"], mix=params["mix"])
         server["mix"], server["mix_velocity"] = params["mix"], velocity["mix"]
-        report = {"loss": total / seen, "mix_mean": float(jnp.mean(params["mix"])), **reference.accuracy(k)}
+        view = {**server, "shared_extractor": {**frozen, **params}["shared_extractor"]}
+        report = {"loss": total / seen, "mix_mean": float(jnp.mean(params["mix"])), **reference.accuracy(k, view)}
 
         # Phase 2: freeze the header, train the shared extractor.
         if own.training == "end_to_end":

@@ -106,7 +106,7 @@ def test_help_shows_every_setting_with_its_default():
     [
         (["--config", "hetero_cifar11"], "did you mean hetero_cifar10"),
         (["--dataset", "cifar11"], "dataset = 'cifar11'"),
-        (["--method", "pfedavg"], "did you mean pfedafm"),
+        (["--method", "pfedafn"], "did you mean pfedafm"),
         (["--batch-size", "0"], "batch_size = 0"),
         (["--participation", "0.001"], "participation = 0.001"),
         (["--classes-per-client", "11"], "classes_per_client = 11"),

@@ -30,7 +30,9 @@ def test_kl_of_two_classes_by_hand():
 def test_element_mean_is_weaker_by_the_number_of_classes(classes):
     target, logits = jax.random.normal(jax.random.key(0), (2, 3, classes))
     batch_mean = kl_divergence(target, logits, jnp.ones(3), "batch_mean")
-    np.testing.assert_allclose(kl_divergence(target, logits, jnp.ones(3), "element_mean") * classes, batch_mean, rtol=1e-6)
+    np.testing.assert_allclose(
+        kl_divergence(target, logits, jnp.ones(3), "element_mean") * classes, batch_mean, rtol=1e-6
+    )
 
 
 def test_padding_takes_no_part_in_a_divergence():
@@ -139,8 +141,12 @@ def test_fedkd_loss_and_gradients_equal_pytorch(own):
         ce_f, ce_g = f.cross_entropy(private, labels), f.cross_entropy(shared, labels)
         c = torch.clamp(ce_f + ce_g, min=own.denominator_floor)
         c = c.detach() if own.detach_denominator else c
-        loss_f = ce_f + (torch_kl(torch, hold(shared), private, reduction) + f.mse_loss(features_f, hold(features_g))) / c
-        loss_g = ce_g + (torch_kl(torch, hold(private), shared, reduction) + f.mse_loss(hold(features_f), features_g)) / c
+        loss_f = (
+            ce_f + (torch_kl(torch, hold(shared), private, reduction) + f.mse_loss(features_f, hold(features_g))) / c
+        )
+        loss_g = (
+            ce_g + (torch_kl(torch, hold(private), shared, reduction) + f.mse_loss(hold(features_f), features_g)) / c
+        )
         return loss_f + loss_g
 
     def ours(labels, weights, private, shared, features_f, features_g):

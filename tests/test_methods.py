@@ -166,9 +166,13 @@ def test_the_average_is_weighted_by_samples_and_of_one_is_its_own(method):
     assert not np.allclose(jax.tree.leaves(together)[-1], jax.tree.leaves(alone[1])[-1], atol=1e-6)
 
 
-@pytest.mark.parametrize(("method", "rows", "known"), [
-    ("fd", "class_scores", "class_known"), ("fedproto", "prototypes", "prototype_known"),
-])
+@pytest.mark.parametrize(
+    ("method", "rows", "known"),
+    [
+        ("fd", "class_scores", "class_known"),
+        ("fedproto", "prototypes", "prototype_known"),
+    ],
+)
 def test_rows_are_averaged_by_class_counts_and_absent_classes_stay_unknown(method, rows, known):
     dataset, partition = small_data()
     alone = [runner(method).run([client])[1][rows] for client in (0, 1)]
@@ -359,7 +363,7 @@ def test_coding_of_biases_kernels_and_nothing_at_all():
 
 @pytest.mark.parametrize("shape", [(40, 12), (12, 40), (5, 5, 3, 16)])
 def test_coding_equals_a_truncated_svd(shape):
-    decay = 0.7 ** jnp.arange(shape[-1])
+    decay = 0.7 ** jnp.arange(shape[-1], dtype=jnp.float32)
     leaf = jax.random.normal(jax.random.key(3), shape) * decay.reshape((1,) * (len(shape) - 1) + (-1,))
     matrix = np.asarray(leaf, np.float64).reshape(-1, shape[-1])
     left, values, right = np.linalg.svd(matrix, full_matrices=False)

@@ -1,5 +1,6 @@
 """The one place that knows about devices: how a function is spread over them and how their sums are joined."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from threadpoolctl import threadpool_limits
 
 from pfedafm_jax.data.cache import default_cache_dir
 from pfedafm_jax.errors import PfedafmError
@@ -20,10 +22,9 @@ def setup_devices(count: int = 0, cache: bool = True) -> None:
 
     One client per core beats one client on all cores. Once JAX has started, or on a GPU, the count changes nothing.
     """
-    try:
+    with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", count or os.cpu_count() or 1)
-    except RuntimeError:
-        pass
+    threadpool_limits(limits=1, user_api="blas")  # LAPACK's own threads fight with several devices
     if cache and not jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
         jax.config.update("jax_compilation_cache_dir", str(default_cache_dir() / "compiled"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

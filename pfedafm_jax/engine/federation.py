@@ -140,8 +140,9 @@ class Federation:
             return self.method.server_update(server, average(server, numerator, weight))
 
         totals = list(self._zeros.values())
-        spread = self.devices.spread(self._counted(combine), in_axes=(None, 0), out_axes=None)
-        jobs["combine"] = spread.lower(self.server, totals)
+        if jax.tree.leaves(totals):  # a method may upload nothing
+            spread = self.devices.spread(self._counted(combine), in_axes=(None, 0), out_axes=None)
+            jobs["combine"] = spread.lower(self.server, totals)
         with ThreadPoolExecutor(max_workers=4) as pool:
             self._programs = dict(zip(jobs, pool.map(lambda job: job.compile(), jobs.values()), strict=True))
 
@@ -197,8 +198,9 @@ class Federation:
         # Released-code switches make clients depend on one another; otherwise all participants go together.
         for together in [[client] for client in order] if self.method.sequential else [order]:
             totals = self._train(round_index, together, weights, totals, info)
-        self.server = self._programs["combine"](self.server, totals)
-        jax.block_until_ready(self.server)  # collectives of two rounds must never be under way together
+        if "combine" in self._programs:
+            self.server = self._programs["combine"](self.server, totals)
+            jax.block_until_ready(self.server)  # collectives of two rounds must never be under way together
         names = dict.fromkeys(name for numbers in info.values() for name in numbers)
         missing = np.float32(np.nan)  # a client whose first stage failed has no numbers of the second
         table = {name: np.array([info[client].get(name, missing) for client in order]) for name in names}
@@ -214,12 +216,15 @@ class Federation:
             result: Result = self._programs[f"client {call.group}"](
                 common, total, self._states(call), slots, call.trips
             )
-            scores = self._programs[f"judge {call.group}"](common, None, result.state, slots, call.trips)
+            info_now = result.info
+            if not any(name.startswith("accuracy/") for name in info_now):  # else the method judged its own view
+                judged = self._programs[f"judge {call.group}"](common, None, result.state, slots, call.trips)
+                info_now = {**info_now, **judged.info}
             total = result.total
-            pending.append((call, result, scores))
-        for call, result, scores in pending:
+            pending.append((call, result, info_now))
+        for call, result, info_now in pending:
             self.store.write(call.group, call.clients.reshape(-1), _unfolded(result.state))
-            _report(call, {**result.info, **scores.info}, info)
+            _report(call, info_now, info)
             self._hand_on(call, result.relay)
         if not self.method.shared_parts:
             return [total]

@@ -78,23 +78,33 @@ def work(method: Method, architecture: Architecture | None, common: Common, stat
     def if_finite(new, old):
         return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
 
+    info = {**update.info, "finite": finite}
+    if update.view is not None:
+        info |= scores(method, architecture, if_finite(update.client, state), update.view, data)
     weight = {name: jnp.where(finite, value, jnp.zeros_like(value)) for name, value in update.weight.items()}
     upload = if_finite(update.upload, jax.tree.map(jnp.zeros_like, update.upload))
     old_relay = {name: common.server["relay"][name] for name in update.relay}
     return Result(
         if_finite(update.client, state),
         (weigh(upload, weight), weight),
-        {**update.info, "finite": finite},
+        info,
         if_finite(update.relay, old_relay),
     )
 
 
 def judge(method: Method, architecture: Architecture | None, common: Common, state: Tree, slot: Slots) -> Result:
     """Accuracy of a client in this state, with the broadcast at hand."""
-    assert architecture is not None
     data = ClientData(common.images, common.labels, slot.train, slot.num_train, slot.test, slot.num_test)
-    scores = accuracy(method.how, lambda images: method.predict(architecture, state, common.server, images), data)
-    return Result(None, None, {f"accuracy/{name}": value for name, value in scores.items()}, None)
+    return Result(None, None, scores(method, architecture, state, common.server, data), None)
+
+
+def scores(
+    method: Method, architecture: Architecture | None, state: Tree, server: Server, data: ClientData
+) -> dict[str, jax.Array]:
+    """Accuracies of a client's model by name, as they are reported."""
+    assert architecture is not None, "the stage that all architectures share has no model of its own to judge"
+    found = accuracy(method.how, lambda images: method.predict(architecture, state, server, images), data)
+    return {f"accuracy/{name}": value for name, value in found.items()}
 
 
 Stage = Callable[[Method, Architecture | None, Common, Tree, Slots], Result]

@@ -26,6 +26,7 @@ class Update(NamedTuple):
     upload: dict[str, Tree]  # parts of the server state, as this client would have them
     weight: dict[str, jax.Array]  # for each part its weight in the average: a number, or one for each leading row
     info: dict[str, jax.Array]  # numbers for the records; `loss` is always there
+    view: Server | None = None  # what the client predicts with right after training, if not the broadcast it received
     relay: dict[str, Tree] = {}  # sequential methods only: what the next client receives in `server["relay"]`
 
 
@@ -111,7 +112,11 @@ def _spread(weight: jax.Array, leaf: jax.Array) -> jax.Array:
 
 def weigh(upload: dict[str, Tree], weight: dict[str, jax.Array]) -> dict[str, Tree]:
     """Numerators of the average: each part times its weight."""
-    return {name: jax.tree.map(lambda leaf: leaf * _spread(weight[name], leaf), part) for name, part in upload.items()}
+
+    def times(share: jax.Array, part: Tree) -> Tree:
+        return jax.tree.map(lambda leaf: leaf * _spread(share, leaf), part)
+
+    return {name: times(weight[name], part) for name, part in upload.items()}
 
 
 def average(server: Server, numerator: dict[str, Tree], weight: dict[str, jax.Array]) -> dict[str, Tree]:

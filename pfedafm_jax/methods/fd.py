@@ -44,7 +44,13 @@ class FD(Method):
         return class_scores if self.own.outputs == "softmax" else jax.nn.softmax(class_scores / self.own.temperature)
 
     def client_update(
-        self, key: jax.Array, architecture: Architecture, client: Client, server: Server, data: ClientData, weight: jax.Array
+        self,
+        key: jax.Array,
+        architecture: Architecture,
+        client: Client,
+        server: Server,
+        data: ClientData,
+        weight: jax.Array,
     ) -> Update:
         targets, known = self.targets(server["class_scores"]), server["class_known"]
 

@@ -108,7 +108,13 @@ class FedAPEN(Method):
         return train(how, key, start, loss, data, optimizer, project=lambda weight: jnp.clip(weight, 0.0, 1.0)).params
 
     def client_update(
-        self, key: jax.Array, architecture: Architecture, client: Client, server: Server, data: ClientData, weight: jax.Array
+        self,
+        key: jax.Array,
+        architecture: Architecture,
+        client: Client,
+        server: Server,
+        data: ClientData,
+        weight: jax.Array,
     ) -> Update:
         apart, rest = split_adaptability(self.config.seed, self.own.adaptability_fraction, data)
         learned = self.learn_weight(jax.random.fold_in(key, 2), architecture, client, server, apart)
@@ -125,7 +131,8 @@ class FedAPEN(Method):
         new = {"ensemble_weight": ensemble_weight, "visited": jnp.ones_like(client["visited"])}
         upload = {"shared_model": trained.params["shared_model"]}
         info = {"loss": trained.loss, "ensemble_weight": ensemble_weight}
-        return Update({**trained.params["model"], **new}, upload, {"shared_model": weight}, info)
+        # Right after training a client has the shared model it has just trained, not yet the average.
+        return Update({**trained.params["model"], **new}, upload, {"shared_model": weight}, info, view=upload)
 
     def predict(
         self, architecture: Architecture, client: Client, server: Server, images: jax.Array

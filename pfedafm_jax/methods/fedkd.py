@@ -144,7 +144,13 @@ class FedKD(Method):
         return jnp.where((client["visited"] > 0) & (coded < whole), coded, whole)
 
     def client_update(
-        self, key: jax.Array, architecture: Architecture, client: Client, server: Server, data: ClientData, weight: jax.Array
+        self,
+        key: jax.Array,
+        architecture: Architecture,
+        client: Client,
+        server: Server,
+        data: ClientData,
+        weight: jax.Array,
     ) -> Update:
         own, how = self.own, self.how
 

@@ -43,7 +43,13 @@ class FedProto(Method):
         return {"prototypes": jnp.zeros((classes, self.shared.feature_size)), "prototype_known": jnp.zeros((classes,))}
 
     def client_update(
-        self, key: jax.Array, architecture: Architecture, client: Client, server: Server, data: ClientData, weight: jax.Array
+        self,
+        key: jax.Array,
+        architecture: Architecture,
+        client: Client,
+        server: Server,
+        data: ClientData,
+        weight: jax.Array,
     ) -> Update:
         prototypes, known = server["prototypes"], server["prototype_known"]
 

@@ -57,7 +57,13 @@ class FML(Method):
         return {"shared_model": init_shared_model(key, self.shared)}
 
     def client_update(
-        self, key: jax.Array, architecture: Architecture, client: Client, server: Server, data: ClientData, weight: jax.Array
+        self,
+        key: jax.Array,
+        architecture: Architecture,
+        client: Client,
+        server: Server,
+        data: ClientData,
+        weight: jax.Array,
     ) -> Update:
         def loss(params: Tree, batch: Batch) -> jax.Array:
             private = private_logits(architecture, params["model"], batch.images)

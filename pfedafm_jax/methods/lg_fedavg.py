@@ -67,7 +67,13 @@ class LGFedAvg(Method):
         return pick_layers(model, self.layers)
 
     def client_update(
-        self, key: jax.Array, architecture: Architecture, client: Client, server: Server, data: ClientData, weight: jax.Array
+        self,
+        key: jax.Array,
+        architecture: Architecture,
+        client: Client,
+        server: Server,
+        data: ClientData,
+        weight: jax.Array,
     ) -> Update:
         def loss(params: Tree, batch: Batch) -> jax.Array:
             return cross_entropy(private_logits(architecture, params, batch.images), batch.labels, batch.weights)

@@ -96,7 +96,9 @@ class PFedAFM(Method):
         upload = {name: trained.params[name] for name in ("shared_extractor",) if name in trained.params}
         info = {"loss": trained.loss, "mix_mean": jnp.mean(client["mix"])}
         left = {"mix": client["mix"], "mix_state": trained.optimizer_state["mix"]} if self.sequential else {}
-        return Update(client, upload, dict.fromkeys(upload, weight), info, left)
+        # Iterative: judged with the extractor it received (the paper). End to end: with the one it has just trained.
+        view = {**server, **upload} if upload else None
+        return Update(client, upload, dict.fromkeys(upload, weight), info, view, left)
 
     def shared_update(
         self, key: jax.Array, client: Client, server: Server, data: ClientData, weight: jax.Array
@@ -106,7 +108,7 @@ class PFedAFM(Method):
         trained = train_shared_extractor(self, key, client["header"], server["shared_extractor"], data, state)
         left = {"shared_state": trained.optimizer_state} if self.sequential else {}
         upload = {"shared_extractor": trained.params}
-        return Update({}, upload, {"shared_extractor": weight}, {"shared_loss": trained.loss}, left)
+        return Update({}, upload, {"shared_extractor": weight}, {"shared_loss": trained.loss}, relay=left)
 
     def predict(
         self, architecture: Architecture, client: Client, server: Server, images: jax.Array

@@ -6,7 +6,6 @@ A client trains only in the rounds it is drawn for, like the clients of every ot
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 
 from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
 from pfedafm_jax.models import Architecture
@@ -44,17 +43,20 @@ class Standalone(Method):
     def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
         return init_private_model(key, architecture)
 
-    def init_server(self, key: jax.Array) -> Server:
-        return {"nothing": jnp.float32(0)}  # the engine's average wants something to average
-
     def client_update(
-        self, key: jax.Array, architecture: Architecture, client: Client, server: Server, data: ClientData, weight: jax.Array
+        self,
+        key: jax.Array,
+        architecture: Architecture,
+        client: Client,
+        server: Server,
+        data: ClientData,
+        weight: jax.Array,
     ) -> Update:
         def loss(params: Tree, batch: Batch) -> jax.Array:
             return cross_entropy(private_logits(architecture, params, batch.images), batch.labels, batch.weights)
 
         trained = train(self.how, jax.random.fold_in(key, 1), private_model(client), loss, data, sgd(self.how))
-        return Update(trained.params, {"nothing": jnp.float32(0)}, {"nothing": weight}, {"loss": trained.loss})
+        return Update(trained.params, {}, {}, {"loss": trained.loss})
 
     def predict(
         self, architecture: Architecture, client: Client, server: Server, images: jax.Array
