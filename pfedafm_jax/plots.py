@@ -1,7 +1,7 @@
 """Pictures of a run. Each function draws from plain arrays and dictionaries and returns a matplotlib figure."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ def classes_by_client(counts: np.ndarray, title: str = "") -> Figure:
     return figure
 
 
-def compare_runs(runs: dict[str, Sequence[str]], title: str = "", window: int = 5) -> Figure:
+def compare_runs(runs: Mapping[str, Sequence[str]], title: str = "", window: int = 5) -> Figure:
     """Participants' mean accuracy of several methods, smoothed over `window` rounds; a band where there are several runs.
 
     `runs` maps a label to run folders.
