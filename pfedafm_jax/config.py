@@ -228,7 +228,7 @@ class Config:
         _check_types(self)
         for name, (test, accepted) in _RANGES.items():
             value = attrgetter(name)(self)
-            if value is not None and not (math.isfinite(value) and test(value)):
+            if value is not None and not ((isinstance(value, int) or math.isfinite(value)) and test(value)):
                 raise bad(name, value, accepted)
         if self.dataset not in DATASETS:
             raise bad("dataset", self.dataset, known(self.dataset, DATASETS))
@@ -253,13 +253,6 @@ class Config:
         classes = {"cifar10": 10, "cifar100": 100, "synthetic": self.synthetic_classes}[self.dataset]
         if self.partition == "pathological" and self.classes_per_client > classes:
             raise bad("classes_per_client", self.classes_per_client, f"1 to {classes}, the classes of {self.dataset}")
-        mix = self.pfedafm
-        if not (math.isfinite(mix.mix_learning_rate) and mix.mix_learning_rate >= 0):
-            raise bad("pfedafm.mix_learning_rate", mix.mix_learning_rate, "0 or more")
-        if not (math.isfinite(mix.mix_weight_decay) and mix.mix_weight_decay >= 0):
-            raise bad("pfedafm.mix_weight_decay", mix.mix_weight_decay, "0 or more")
-        if mix.mix_fixed is not None and not 0 <= mix.mix_fixed <= 1:
-            raise bad("pfedafm.mix_fixed", mix.mix_fixed, "a number from 0 to 1, or none")
         layers = self.lg_fedavg.shared_layers
         if not layers or len(set(layers)) < len(layers):
             raise bad("lg_fedavg.shared_layers", layers, "one or more names, each once")
@@ -279,18 +272,21 @@ _RANGES = {
     "validation_fraction": (lambda v: 0 <= v < 1, "0 up to, but not including, 1"),
     "num_clients": (lambda v: 1 <= v <= 10_000_000, "1 to 10,000,000"),
     "participation": (lambda v: 0 < v <= 1, "above 0, up to 1"),
-    "feature_size": (lambda v: v >= 1, "1 or more"),
-    "rounds": (lambda v: v >= 1, "1 or more"),
-    "local_epochs": (lambda v: v >= 1, "1 or more"),
-    "batch_size": (lambda v: v >= 1, "1 or more"),
+    "feature_size": (lambda v: 1 <= v <= 65_536, "1 to 65,536"),
+    "rounds": (lambda v: 1 <= v <= 10_000_000, "1 to 10,000,000"),
+    "local_epochs": (lambda v: 1 <= v <= 1_000_000, "1 to 1,000,000"),
+    "batch_size": (lambda v: 1 <= v <= 1_000_000, "1 to 1,000,000"),
     "learning_rate": (lambda v: v >= 0, "0 or more"),
     "momentum": (lambda v: 0 <= v < 1, "0 up to, but not including, 1"),
     "weight_decay": (lambda v: v >= 0, "0 or more"),
     "clip_norm": (lambda v: v > 0, "a number above 0"),
     "seed": (lambda v: 0 <= v < 2**32, "0 to 4294967295"),
-    "eval_every": (lambda v: v >= 1, "1 or more"),
-    "devices": (lambda v: v >= 0, "0 (automatic) or a count"),
-    "clients_per_step": (lambda v: v >= 0, "0 (automatic) or a count"),
+    "eval_every": (lambda v: 1 <= v <= 10_000_000, "1 to 10,000,000"),
+    "devices": (lambda v: 0 <= v <= 4096, "0 (automatic) to 4096"),
+    "clients_per_step": (lambda v: 0 <= v <= 65_536, "0 (automatic) to 65,536"),
+    "pfedafm.mix_learning_rate": (lambda v: v >= 0, "0 or more"),
+    "pfedafm.mix_weight_decay": (lambda v: v >= 0, "0 or more"),
+    "pfedafm.mix_fixed": (lambda v: 0 <= v <= 1, "a number from 0 to 1, or none"),
     "fd.gamma": (lambda v: v >= 0, "0 or more"),
     "fd.temperature": (lambda v: v > 0, "a number above 0"),
     "fedproto.lambda_mse": (lambda v: v >= 0, "0 or more"),
