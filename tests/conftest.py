@@ -1,6 +1,7 @@
 """Every test runs on four fake devices, with silent broadcasting, mixed dtypes and warnings as errors."""
 
 import dataclasses
+import gc
 
 import flax.linen as nn
 import jax
@@ -43,6 +44,14 @@ class Small(nn.Module):
 
 register_extractor("small_a", Small(conv=4, hidden=16))
 register_extractor("small_b", Small(conv=3, hidden=10))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_compiled_programs():
+    """Every compiled program holds memory maps; thousands of them in one process end in a crash inside XLA."""
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
