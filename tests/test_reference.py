@@ -14,6 +14,7 @@ from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.engine import Federation
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.reference import Reference, aggregation_shares, clipped, cross_entropy, sgd, weighted_sum
+from pfedafm_jax.reference.mutual import coded
 
 PARTS = ("local_extractor", "header", "mix")
 
@@ -121,8 +122,22 @@ def test_weighted_sum_by_hand():
     assert weighted_sum([0.25, 0.75], trees)["a"].tolist() == [2.5, 5.0]
 
 
+def test_coding_by_hand():
+    # Squared singular values 9, 4, 1 of 14: one holds 64.3 %, two hold 92.9 %.
+    matrix = np.zeros((20, 30), np.float32)
+    matrix[[0, 1, 2], [5, 3, 9]] = 3, 2, 1
+    for energy, rank in [(0.64, 1), (0.9, 2), (0.95, 3)]:
+        decoded, floats = coded(matrix, energy)
+        assert floats == rank * 51
+        np.testing.assert_allclose(decoded, np.where(matrix >= 4 - rank, matrix, 0), atol=1e-6)
+    everything = np.eye(10, 12, dtype=np.float32)  # needs every rank: sent as it is, and never as nothing
+    decoded, floats = coded(everything, 0.98)
+    assert floats == 120
+    np.testing.assert_array_equal(decoded, everything)
+
+
 def test_batches_cover_each_epoch_once_and_end_short(config, dataset, partition):
-    batches = list(Reference(config, dataset, partition).batches(0, jax.random.key(0)))
+    batches = list(Reference(config, dataset, partition).batches(partition.train[0], jax.random.key(0)))
     assert [len(labels) for _, labels in batches] == [8, 8, 5, 8, 8, 5]
     for epoch in (batches[:3], batches[3:]):
         labels = np.concatenate([labels for _, labels in epoch])
