@@ -38,19 +38,18 @@ def fused_conv_pool(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> ja
     batch, height, width, channels = images.shape
     outputs = kernel.shape[-1]
     rows, columns = height // 2 - 2, width // 2 - 2
-    # Rows and columns in pairs: a 6x6 window is 3 pairs of rows by 3 pairs of columns, each pair of columns contiguous.
-    # The barriers keep XLA from recomputing one layer's output for each of the 18 slices of the next.
-    pairs = lax.optimization_barrier(images).reshape(batch, height // 2, 2, width // 2, 2 * channels)
-    slices = [
-        lax.slice(pairs, (0, i, row, j, 0), (batch, i + rows, row + 1, j + columns, 2 * channels))
-        for i in range(3)
-        for row in range(2)
-        for j in range(3)
-    ]
-    windows = jnp.concatenate(slices, axis=-1).reshape(batch * rows * columns, 36 * channels)
-    # The 5x5 kernel at each of the four offsets inside the 6x6 window.
+    # Blocks of 2x2 pixels become channels; a 6x6 window is then 3x3 blocks: put three columns side by side, then three
+    # rows. The barriers keep XLA from computing a layer's output anew for each of these slices.
+    blocks = images.reshape(batch, height // 2, 2, width // 2, 2 * channels).transpose(0, 1, 3, 2, 4)
+    blocks = lax.optimization_barrier(blocks.reshape(batch, height // 2, width // 2, 4 * channels))
+    threes = jnp.concatenate([blocks[:, :, j : j + columns] for j in range(3)], axis=-1)
+    threes = lax.optimization_barrier(threes)
+    windows = jnp.concatenate([threes[:, i : i + rows] for i in range(3)], axis=-1)
+    windows = windows.reshape(batch * rows * columns, 36 * channels)
+    # The 5x5 kernel at each of the four offsets inside the 6x6 window, its rows in the order of the blocks.
     shifted = [jnp.pad(kernel, ((i, 1 - i), (j, 1 - j), (0, 0), (0, 0))) for i in (0, 1) for j in (0, 1)]
-    expanded = jnp.stack(shifted, axis=-2).reshape(36 * channels, 4 * outputs)
+    expanded = jnp.stack(shifted, axis=-2).reshape(3, 2, 3, 2, channels, 4, outputs).transpose(0, 2, 1, 3, 4, 5, 6)
+    expanded = expanded.reshape(36 * channels, 4 * outputs)
     scores = lax.optimization_barrier(lax.optimization_barrier(windows) @ expanded)
     first, second, third, fourth = jnp.split(scores, 4, axis=-1)
     pooled = jnp.maximum(jnp.maximum(first, second), jnp.maximum(third, fourth))

@@ -237,7 +237,7 @@ def extract_all(how: LocalTraining, extract: Callable[[jax.Array], jax.Array], d
     """Features of all of a client's training images, not augmented: `[longest + batch, features]`, row by position."""
     size, longest = how.batch_size, data.train.shape[0]
     rows = jnp.pad(data.train, (0, size))
-    width = jax.eval_shape(extract, jax.ShapeDtypeStruct((1, *data.images.shape[1:]), jnp.float32)).shape[-1]
+    width = jax.eval_shape(extract, jax.ShapeDtypeStruct((size, *data.images.shape[1:]), jnp.float32)).shape[-1]
 
     def block(index, table):
         images = data.images[lax.dynamic_slice(rows, (index * size,), (size,))]

@@ -11,9 +11,11 @@ import numpy as np
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import NORMALISATION, Dataset, Partition
 from pfedafm_jax.engine.devices import Devices, sum_over_devices
+from pfedafm_jax.engine.hosts import Hosts
 from pfedafm_jax.engine.program import Common, Result, Slots, judge, over_slots, work, zero_total
-from pfedafm_jax.engine.schedule import Call, schedule, slots_per_device
+from pfedafm_jax.engine.schedule import Call, assign, schedule, slots_per_device
 from pfedafm_jax.engine.store import ClientStore
+from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.methods.base import Cost, Method, Server, average
 from pfedafm_jax.models import Architecture, describe
@@ -21,6 +23,7 @@ from pfedafm_jax.training import LocalTraining
 
 Tree = Any
 START_KEY, SERVER_KEY = 2**31 - 1, 2**31 - 2  # rounds are numbered far below
+MOVED_TOGETHER = 4  # states that travel between processes in one call
 
 
 def draw_participants(seed: int, round_index: int, num_clients: int, num_participants: int) -> np.ndarray:
@@ -39,7 +42,8 @@ class RoundResult(NamedTuple):
 class Federation:
     """Clients, server and the compiled round; `run_round` moves it on by one.
 
-    `groups[client]` is the number of the client's architecture; `server` lives on the devices, clients in `store`.
+    `groups[client]` is the number of the client's architecture; `server` lives on the devices, clients in `store`. Where
+    several processes run together, `home[client]` is the one that keeps a client's state, -1 before its first visit.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Federation:
     ):
         self.config, self.dataset, self.partition = config, dataset, partition
         self.devices = devices or Devices(config.devices)
+        self.hosts = Hosts(len(self.devices))
         image_shape: tuple[int, int, int] = dataset.images.shape[1:]  # type: ignore[assignment]
 
         def architecture(name: str) -> Architecture:
@@ -63,7 +68,13 @@ class Federation:
         self.num_test = np.array([len(rows) for rows in partition.test])
         how = LocalTraining.of(config, tuple(mean), tuple(std), self.num_train.tolist())
         self.method: Method = find_method(config.method)(config, how, architecture(config.shared_extractor))
+        if self.method.sequential and self.hosts.count > 1:
+            raise PfedafmError(
+                f"num_processes = {self.hosts.count} cannot be used with clients that depend on one another "
+                "(pfedafm.mix_relay, pfedafm.leak_momentum); accepted: 1"
+            )
         self.groups = np.arange(config.num_clients) % len(self.architectures)
+        self.home = np.full(config.num_clients, -1)
         self.key = jax.random.key(config.seed)
         self.store, self.server = self._start(store_folder)
 
@@ -76,6 +87,7 @@ class Federation:
         self.traces = 0  # how often a program was traced: a round must not add to it
         self._programs: dict[str, Callable] = {}
         self._zeros: dict[str, Tree] = {}
+        self._numbers: list[str] = []  # names of what a round reports for each participant
 
     def _start(self, store_folder: str | None) -> tuple[ClientStore, Server]:
         """Clients and server before the first round; clients of one architecture are alike unless asked otherwise."""
@@ -124,6 +136,7 @@ class Federation:
             donate = (2,) if stage is work else ()  # trained states take the place of the old ones
             spread = self.devices.spread(program, in_axes=(None, 0, 0, 0, 0), donate=donate)
             jobs[name] = spread.lower(common, self._zeros.get(kind), states, slots, call.trips)
+            self._numbers = list(dict.fromkeys([*self._numbers, *jobs[name].out_info.info]))
 
         for group, architecture in enumerate(self.architectures):
             call = self._empty_call(group, len(self.architectures))
@@ -132,19 +145,22 @@ class Federation:
         if self.method.shared_parts:
             lower("shared", work, None, self._empty_call(None, 1))
 
-        def combine(server: Server, totals: list[Tree]) -> Server:
-            numerator, weight = {}, {}
-            for part in sum_over_devices(totals):
-                numerator.update(part[0])
-                weight.update(part[1])
-            return self.method.server_update(server, average(server, numerator, weight))
-
         totals = list(self._zeros.values())
         if jax.tree.leaves(totals):  # a method may upload nothing
-            spread = self.devices.spread(self._counted(combine), in_axes=(None, 0), out_axes=None)
-            jobs["combine"] = spread.lower(self.server, totals)
+            spread = self.devices.spread(self._counted(sum_over_devices), in_axes=(0,), out_axes=None)
+            jobs["sum"] = spread.lower(totals)
+            summed = self.devices.replicate(jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), totals))
+            jobs["update"] = jax.jit(self._counted(self._server_update)).lower(self.server, summed)
         with ThreadPoolExecutor(max_workers=4) as pool:
             self._programs = dict(zip(jobs, pool.map(lambda job: job.compile(), jobs.values()), strict=True))
+
+    def _server_update(self, server: Server, totals: list[Tree]) -> Server:
+        """The next broadcast, from the sums of all stages over all participants."""
+        numerator, weight = {}, {}
+        for part in totals:
+            numerator.update(part[0])
+            weight.update(part[1])
+        return self.method.server_update(server, average(server, numerator, weight))
 
     def _counted(self, function: Callable) -> Callable:
         def traced(*arguments):
@@ -194,17 +210,49 @@ class Federation:
         order = [int(client) for client in participants]
         weights = self._aggregation_weights(order)
         totals = list(self._zeros.values())  # of `client_update` and, where there is one, `shared_update`
-        info: dict[int, dict[str, Any]] = {client: {} for client in order}
+        mine = self._mine(order)
+        info: dict[int, dict[str, Any]] = {client: {} for client in mine}
         # Released-code switches make clients depend on one another; otherwise all participants go together.
-        for together in [[client] for client in order] if self.method.sequential else [order]:
+        for together in [[client] for client in mine] if self.method.sequential else [mine]:
             totals = self._train(round_index, together, weights, totals, info)
-        if "combine" in self._programs:
-            self.server = self._programs["combine"](self.server, totals)
+        if "sum" in self._programs:
+            summed = self._programs["sum"](totals)
+            if self.hosts.count > 1:
+                summed = self.devices.replicate(self.hosts.sum(summed))
+            self.server = self._programs["update"](self.server, summed)
             jax.block_until_ready(self.server)  # collectives of two rounds must never be under way together
-        names = dict.fromkeys(name for numbers in info.values() for name in numbers)
+        return RoundResult(np.array(order), self._collected(order, info))
+
+    def _mine(self, order: list[int]) -> list[int]:
+        """The participants that train in this process; the states of those that trained elsewhere before are fetched."""
+        if self.hosts.count == 1:
+            return order
+        work = self.num_train * np.array([a.macs for a in self.architectures], float)[self.groups]
+        process = assign(order, work, self.home, self.hosts.devices)
+        moving = [c for c, new in zip(order, process, strict=True) if self.home[c] not in (-1, new)]
+        for group in range(len(self.architectures)):
+            members = [client for client in moving if self.groups[client] == group]
+            for first in range(0, len(members), MOVED_TOGETHER):  # calls of one size: one program an architecture
+                rows = np.full(MOVED_TOGETHER, -1)
+                rows[: len(members[first:])] = members[first : first + MOVED_TOGETHER]
+                here = np.where((rows >= 0) & (self.home[rows] == self.hosts.index), rows, -1)
+                states = self.hosts.move(self.store.read(group, here))
+                wanted = [c for c, new in zip(order, process, strict=True) if new == self.hosts.index]
+                self.store.write(group, np.where(np.isin(rows, wanted), rows, -1), states)
+                self.store.forget(here)
+        self.home[order] = process
+        return [client for client, new in zip(order, process, strict=True) if new == self.hosts.index]
+
+    def _collected(self, order: list[int], info: dict[int, dict[str, Any]]) -> dict[str, np.ndarray]:
+        """Numbers of all of `order`, each known to one process: name → `[clients]`."""
+        names = [name for name in self._numbers if self.hosts.count > 1 or any(name in own for own in info.values())]
         missing = np.float32(np.nan)  # a client whose first stage failed has no numbers of the second
-        table = {name: np.array([info[client].get(name, missing) for client in order]) for name in names}
-        return RoundResult(np.array(order), table)
+        table = np.zeros((len(names), len(order)), np.float32)
+        for place, client in enumerate(order):
+            if client in info:
+                table[:, place] = [info[client].get(name, missing) for name in names]
+        table = self.hosts.sum(table)
+        return {name: row.astype(bool) if name == "finite" else row for name, row in zip(names, table, strict=True)}
 
     def _train(
         self, round_index: int, clients: list[int], weights: dict[int, float], totals: list[Tree], info: dict[int, dict]
@@ -250,9 +298,11 @@ class Federation:
         """Accuracy of clients (all of them by default) as they are now, with the current broadcast: name → `[clients]`."""
         self.compile()
         order = list(range(self.config.num_clients)) if clients is None else [int(client) for client in clients]
+        home = np.where(self.home >= 0, self.home, np.arange(len(self.home)) % self.hosts.count)
+        mine = [client for client in order if self.hosts.count == 1 or home[client] == self.hosts.index]
         common, pending = self._common(0), []
-        info: dict[int, dict[str, Any]] = {client: {} for client in order}
-        for call in self._schedule(order, self.num_test):
+        info: dict[int, dict[str, Any]] = {client: {} for client in mine}
+        for call in self._schedule(mine, self.num_test):
             states, slots = self._states(call), self._slots(call, {})
             pending.append((call, self._programs[f"judge {call.group}"](common, None, states, slots, call.trips)))
             if len(pending) > 1:  # memory stays that of two calls, however many clients there are
@@ -260,7 +310,8 @@ class Federation:
                 _report(call, result.info, info)
         for call, result in pending:
             _report(call, result.info, info)
-        return {name: np.array([info[client][name] for client in order]) for name in info[order[0]]}
+        found = self._collected(order, info)
+        return {name: values for name, values in found.items() if name.startswith("accuracy/")}
 
     def _schedule(self, clients: list[int], samples: np.ndarray, together: bool = False) -> list[Call]:
         """Calls for these clients, balanced by samples times the cost of their models; `together`: as one group."""

@@ -140,7 +140,7 @@ def over_slots(stage: Stage, method: Method, architecture: Architecture | None, 
             return jax.tree.map(lambda b, r: lax.dynamic_update_slice_in_dim(b, r, first, axis=0), buffer, rows)
 
         def body(index: jax.Array, carry: Result) -> Result:
-            first = index * chunk
+            first = lax.convert_element_type(index * chunk, jnp.int32)  # not weakly typed: `some` is traced once
             new = some(common, states if carry.state is None else carry.state, slots, first)
             return Result(
                 put(carry.state, new.state, first),

@@ -62,3 +62,33 @@ def schedule(
                     table[device, place * chunk : place * chunk + len(part)] = part
             calls.append(Call(group, table, trips))
     return calls
+
+
+def assign(clients: Sequence[int], work: np.ndarray, home: np.ndarray, devices: np.ndarray) -> np.ndarray:
+    """The process of each of `clients`: the one that keeps its state, unless the others would have to wait for it.
+
+    `home[client]` is that process, or -1 for a client that was never drawn; `devices[process]` is its share of the work.
+    """
+    order = sorted(range(len(clients)), key=lambda place: (-work[clients[place]], clients[place]))
+
+    def least_loaded(load: np.ndarray, client: int) -> int:
+        return int(np.argmin((load + work[client]) / devices))
+
+    even = np.zeros(len(devices))
+    for place in order:
+        even[least_loaded(even, clients[place])] += work[clients[place]]
+    limit = np.max(even / devices)  # how long the round takes where nothing has to stay
+    load, found, homeless = np.zeros(len(devices)), np.full(len(clients), -1), []
+    for place in order:
+        client = clients[place]
+        process = int(home[client])
+        if process >= 0 and (load[process] + work[client]) / devices[process] <= limit:
+            found[place] = process
+            load[process] += work[client]
+        else:
+            homeless.append(place)
+    for place in homeless:
+        client = clients[place]
+        found[place] = least_loaded(load, client)
+        load[found[place]] += work[client]
+    return found

@@ -5,6 +5,7 @@ as zero pages (or holes in a sparse file) and filled at the first write. Reading
 the clients at hand, not to all of them.
 """
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -41,6 +42,7 @@ class ClientStore:
             members = np.flatnonzero(self.groups == group)
             self.rows[members] = np.arange(len(members))
         self.visited = np.zeros(len(self.groups), bool)
+        self.changed = np.zeros(len(self.groups), bool)  # written to since whoever saves states last cleared it
         self._starts = [jax.tree.map(np.asarray, start) for start in starts]
         self._start_of = start_of
         sizes = [int(np.sum(self.groups == group)) for group in range(len(starts))]
@@ -62,7 +64,10 @@ class ClientStore:
             return np.zeros(shape, dtype)
         handle, path = tempfile.mkstemp(dir=self._folder, suffix=".npy")
         os.close(handle)
-        return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+        rows = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+        with contextlib.suppress(OSError):  # without a name the space goes with the process, however that ends
+            os.unlink(path)
+        return rows
 
     def read(self, group: int, clients: Sequence[int] | np.ndarray) -> Tree:
         """States `[len(clients), …]` of clients of one group; rows of client numbers below 0 are zero."""
@@ -104,7 +109,13 @@ class ClientStore:
             for index, client in enumerate(clients):
                 if client >= 0:
                     leaf[self.rows[client]] = values[index]
-        self.visited[[client for client in clients if client >= 0]] = True
+        written = [client for client in clients if client >= 0]
+        self.visited[written] = self.changed[written] = True
+
+    def forget(self, clients: Sequence[int] | np.ndarray) -> None:
+        """These clients' states are kept elsewhere from now on; numbers below 0 are skipped."""
+        gone = [client for client in clients if client >= 0]
+        self.visited[gone] = self.changed[gone] = False
 
     def start(self, group: int) -> Tree:
         """The start state of an architecture's clients."""
