@@ -1,0 +1,257 @@
+"""How fast is a round? `python benchmarks/speed.py` runs everything side by side on the same work, in one run:
+
+this engine with its automatic settings; the same with one vmap over all clients of a group; the plain JAX loop; a PyTorch
+loop as a careful user would write it; one in the manner of the released code; and the limits of the machine. `--quick`
+takes a few minutes. PyTorch comes with `pip install -e '.[bench]'`; without it the rest still runs.
+"""
+
+import argparse
+import importlib.util
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from common import Others, Work, console, machine, numbers, progress, ratio, text, writable, write_json
+from matplotlib.figure import Figure
+from race import FULL, LABELS, QUICK, TORCH, Plan, Race, start_times
+from rich.table import Table
+
+from pfedafm_jax import plots
+from pfedafm_jax.cli import guarded
+from pfedafm_jax.config import Config, known
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.experiment import load_data, split
+
+QUIET = 0.03  # of all cores taken by others: above it the numbers are not to be trusted
+COLOURS = {"ours": plots.BLUE, "ours_vmap": "#8fb3dc", "reference": plots.GREY, "torch_clean": plots.ORANGE,
+           "torch_released": "#b0413e"}  # fmt: skip
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="benchmarks/speed.py", description=(__doc__ or "").split("\n\n")[0],
+                                     allow_abbrev=False)  # fmt: skip
+    add = parser.add_argument
+    add("--quick", action="store_true", help="everything in a few minutes: E = 1, fewer repeats")
+    add("--methods", nargs="?", const="all", metavar="A,B", help="instead: methods, the engine beside the plain loop")
+    add("--json", metavar="FILE", help="write the numbers")
+    add("--plot", metavar="FILE", default="runs/benchmarks/speed.png", help="the bar chart (%(default)s)")
+    add("--data", default="synthetic", choices=("synthetic", "cifar10"), help="generated images, or CIFAR-10")
+    add("--data-dir", metavar="DIR", help="folder or archive with CIFAR-10")
+    add("--epochs", type=int, metavar="E", help="local epochs (2; quick: 1)")
+    add("--batch-sizes", default="64,512", metavar="A,B", help="(%(default)s)")
+    add("--repeats", type=int, metavar="R", help="repeats of every contender (5 or 3; quick: 3 to 1)")
+    add("--clients", type=int, default=100, metavar="N", help="(%(default)s)")
+    add("--participants", type=int, default=10, metavar="K", help="(%(default)s)")
+    add("--samples", type=int, default=60_000, help="generated images (%(default)s)")
+    add("--architectures", default="cnn1,cnn2,cnn3,cnn4,cnn5", metavar="A,B", help="(%(default)s)")
+    add("--without", default="", metavar="A,B", help=f"leave out some of {', '.join(LABELS)}, start")
+    add("--seed", type=int, default=0)
+    return parser.parse_args(argv)
+
+
+def settings(options: argparse.Namespace) -> Config:
+    """The run's settings, checked."""
+    if options.participants > options.clients or min(options.participants, options.clients) < 1:
+        raise PfedafmError(f"participants = {options.participants} cannot be used; accepted: 1 to {options.clients}")
+    for name in ("repeats", "epochs"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            raise PfedafmError(f"{name} = {getattr(options, name)} cannot be used; accepted: 1 or more")
+    return Config(
+        dataset=options.data,
+        synthetic_samples=options.samples,
+        num_clients=options.clients,
+        participation=options.participants / options.clients,
+        architectures=tuple(options.architectures.split(",")),
+        local_epochs=options.epochs or (1 if options.quick else 2),
+        seed=options.seed,
+    ).check()
+
+
+def chosen(without: str) -> list[str]:
+    """Contenders to run, `start` among them."""
+    names = [*LABELS, "start"]
+    left_out = [name for name in without.split(",") if name]
+    for name in left_out:
+        if name not in names or name == "ours":
+            raise PfedafmError(f"without = {name!r} cannot be used; accepted: {known(name, names[1:])}")
+    if importlib.util.find_spec("torch") is None:
+        progress.print("PyTorch is not installed (pip install -e '.[bench]'): its loops are left out")
+        left_out += TORCH
+    return [name for name in names if name not in left_out]
+
+
+def measure(options: argparse.Namespace, config: Config, batch_sizes: list[int], names: list[str]) -> dict[str, Any]:
+    """The whole run, as the JSON has it."""
+    plan = QUICK if options.quick else FULL
+    if options.repeats:
+        plan = Plan({name: int(options.repeats) for name in plan.repeats}, plan.reference_clients, plan.limit_repeats)
+    results: dict[str, Any] = {}
+    begin = time.perf_counter()
+
+    def say(line: str) -> None:
+        progress.print(f"{time.perf_counter() - begin:5.0f} s  {line}", style="dim")
+
+    say("data")
+    dataset = load_data(config, options.data_dir, progress.print)
+    watch = Others()
+    with tempfile.TemporaryDirectory(prefix="pfedafm-speed-") as name:
+        folder = Path(name)
+        (folder / "compiled").mkdir()
+        Work(config, dataset, split(config, dataset)).save(folder / "work")
+        first = replace(config, batch_size=batch_sizes[0])
+        start = None
+        if "start" in names:
+            say("from start to round one, with an empty and a filled compilation cache")
+            start = start_times(first, folder, folder / "compiled", options.data_dir)
+        with Race(config, folder / "work", plan, folder / "compiled", names) as race:
+            for batch_size in batch_sizes:
+                now = [n for n in names if n != "ours_one_core" or batch_size == batch_sizes[0]]
+                results[str(batch_size)] = race.batch(batch_size, now, say)
+                if "ours_one_core" in race.contenders:
+                    race.contenders.pop("ours_one_core").close()
+            vmap_clients = race.largest_group
+    one = results[str(batch_sizes[0])]
+    if start is not None:  # the engine's process found the programs of the first batch size in the cache
+        one["compile_seconds"] = round(start["compile_seconds"], 2)
+    results["phase1_cnn1"] = {size: results[size].pop("phase1") for size in list(results)}
+    results["devices"] = {
+        "batch_size": batch_sizes[0],
+        "devices": one["settings"]["ours"]["devices"],
+        "round_seconds": one["ours_round_seconds"],
+        "one_core_round_seconds": one["ours_one_core_round_seconds"],
+        "devices_2_vs_1": one["ratio_vs_ours_one_core"],
+    }
+    results["start"] = start
+    results["work"] = {"data": dataset.source, "E": config.local_epochs, "N": config.num_clients,
+                       "K": config.num_participants, "vmap_clients_per_step": vmap_clients}  # fmt: skip
+    results["others"] = watch.shares()
+    results["seconds"] = round(time.perf_counter() - begin, 1)
+    return results
+
+
+# ---------------------------------------------------------------------------------------------- for people
+
+
+def print_results(results: dict[str, Any], batch_sizes: list[int]) -> None:
+    """The table at 80 columns, and the limits below it."""
+    work = results["work"]
+    console.print(
+        f"[bold]pFedAFM[/bold], N = {work['N']}, K = {work['K']}, E = {work['E']}: median seconds a round, least–most, ratio"
+    )
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for batch_size in batch_sizes:
+        table.add_column("", justify="right", no_wrap=True, min_width=6)
+        table.add_column(f"batch {batch_size}", justify="right", style="dim", no_wrap=True)
+        table.add_column("", justify="right", no_wrap=True)
+    notes = []
+    for name, label in LABELS.items():
+        cells = []
+        for batch_size in batch_sizes:
+            found = results[str(batch_size)]["spread"][name]
+            times = None if found is None else ratio(found["median"], results[str(batch_size)]["ours_round_seconds"])
+            digits = 2 if found is None or found["min"] < 10 else 1
+            cells += (
+                ["–", "", ""]
+                if found is None
+                else [
+                    text(found["median"]),
+                    f"{found['min']:.{digits}f}–{found['max']:.{digits}f}",
+                    text(times, 2 if (times or 0) < 10 else 1, "×"),
+                ]
+            )
+        table.add_row(label, *cells)
+    console.print(table)
+    one = results[str(batch_sizes[0])]
+    if one["reference_clients"] < work["K"] and one["spread"]["reference"]:
+        notes.append(f"plain JAX loop: {one['reference_clients']} of {work['K']} clients, scaled by FLOPs")
+    if one["spread"]["ours_vmap"]:
+        notes.append(f"one vmap: {work['vmap_clients_per_step']} clients a step, the largest group; others padded")
+    for note in notes:
+        console.print(f"  {note}", style="dim")
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(style="bold")
+    for size, found in ((size, results[str(size)]) for size in batch_sizes):
+        phase1 = results["phase1_cnn1"][str(size)]
+        label = plots.architecture_label(phase1["architecture"])
+        table.add_row(f"batch {size}: matrix products, all cores", f"{found['peak_gflops']:.0f} GFLOP/s")
+        table.add_row("  whole round", f"{found['gflops']:.0f} GFLOP/s, {found['peak_fraction']:.2f} of it")
+        table.add_row(
+            f"  phase 1 of {label}",
+            f"{phase1['phase1_cnn1_gflops']:.0f} GFLOP/s, {phase1['phase1_cnn1_fraction']:.2f} of it",
+        )
+        table.add_row("  compilation", f"{found['compile_seconds']:.1f} s")
+    devices, start = results["devices"], results["start"]
+    if devices["devices_2_vs_1"] is not None:
+        table.add_row(f"{devices['devices']} devices over one core", f"{devices['devices_2_vs_1']:.2f}×")
+    if start is not None:
+        table.add_row("start to end of round one, cold", f"{start['start_cold_seconds']:.1f} s")
+        table.add_row("start to end of round one, warm", f"{start['start_warm_seconds']:.1f} s")
+    console.print(table)
+    others = results["others"]
+    if others is not None and others["cpu_share"] + others["steal_share"] > QUIET:
+        console.print(
+            f"[red]The machine was not quiet[/red]: other work took {100 * others['cpu_share']:.0f} % of it, the host "
+            f"{100 * others['steal_share']:.0f} %. Loops with several threads suffer most; measure again."
+        )
+
+
+def draw(results: dict[str, Any], batch_sizes: list[int]) -> Figure:
+    """Bars of seconds a round, one panel a batch size, with the least and largest repeat."""
+    figure = Figure(figsize=(4.0 + 3.0 * len(batch_sizes), 3.4), layout="constrained")
+    panels = figure.subplots(1, len(batch_sizes), sharey=True, squeeze=False)[0]
+    shown = [n for n in COLOURS if any(results[str(size)]["spread"][n] for size in batch_sizes)]
+    for axes, size in zip(panels, batch_sizes, strict=True):
+        found = results[str(size)]
+        longest = max(found["spread"][name]["max"] for name in shown if found["spread"][name])
+        for place, name in enumerate(shown):
+            numbers_of = found["spread"][name]
+            if numbers_of is None:
+                continue
+            middle = numbers_of["median"]
+            error = [[middle - numbers_of["min"]], [numbers_of["max"] - middle]]
+            axes.barh(place, middle, xerr=error, color=COLOURS[name], height=0.7, error_kw={"linewidth": 0.8})
+            times = "" if name == "ours" else f"  ({found[f'ratio_vs_{name}']:.1f}×)"
+            axes.text(numbers_of["max"] + 0.02 * longest, place, f"{middle:.2f} s{times}", va="center", fontsize=8)
+        axes.set(title=f"batch {size}", xlabel="seconds a round", xlim=(0, 1.4 * longest))
+        axes.set_yticks(range(len(shown)), [LABELS[name] for name in shown])
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="x", alpha=0.25, linewidth=0.6)
+    panels[0].invert_yaxis()
+    work, place = results["work"], results["machine"]
+    figure.suptitle(f"pFedAFM, N = {work['N']}, K = {work['K']}, E = {work['E']}: {place['cores']} cores, {place['cpu']}",
+                    fontsize=10)  # fmt: skip
+    return figure
+
+
+def main() -> int:
+    options = parse(sys.argv[1:])
+    batch_sizes = numbers(options.batch_sizes, "batch_sizes")
+    config, names = settings(options), chosen(options.without)
+    json_file = writable(options.json, "json")
+    about = {"machine": machine(), "command": f"python {shlex.join(sys.argv)}"}
+    if options.methods:
+        from methods_cost import measure_methods, print_methods
+
+        found = measure_methods(config, options.methods, options.data_dir, batch_sizes[0], options.repeats or 3)
+        print_methods(found)
+        write_json(json_file, {"methods": found, **about})
+        return 0
+    picture = writable(options.plot, "plot")
+    assert picture is not None
+    results = {**measure(options, config, batch_sizes, names), **about}
+    print_results(results, batch_sizes)
+    console.print(f"  {plots.save(draw(results, batch_sizes), picture)}")
+    write_json(json_file, results)
+    return 0
+
+
+if __name__ == "__main__":
+    guarded(main)
