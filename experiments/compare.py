@@ -9,8 +9,9 @@ from pathlib import Path
 from pfedafm_jax import cli, plots
 from pfedafm_jax.compare import collect, markdown
 from pfedafm_jax.engine import setup_devices
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.errors import Interrupted, PfedafmError
 from pfedafm_jax.experiment import Experiment, load_data, split
+from pfedafm_jax.interruption import Interruption
 from pfedafm_jax.methods import find_method, method_names
 from pfedafm_jax.records import RunFolder
 from pfedafm_jax.runner import finished_summary, run_into
@@ -28,6 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main() -> int:
     config, options = cli.parse(sys.argv[1:], CONFIGS, "experiments/compare.py", __doc__ or "", add_options)
     methods = method_names() if options.more.methods == "all" else options.more.methods.split(",")
+    methods = list(dict.fromkeys(methods))
     for name in methods:
         find_method(name)
     try:
@@ -39,23 +41,37 @@ def main() -> int:
     setup_devices(config.devices)
     base = Path(f"{options.run_dir}-compare") if options.more.run_dir is None else options.run_dir
     RunFolder(base).check()
-    runs = []
-    with cli.Watch(config.rounds, len(methods) * len(seeds)) as watch:
-        for seed in seeds:
-            dataset = partition = None
-            for name in methods:
-                settings = replace(config, method=name, seed=seed).check()
-                run_dir = base / f"{name}-seed{seed}"
-                summary = None if options.fresh else finished_summary(settings, run_dir)
-                watch.next_run(find_method(name).title, done=summary is not None)
-                if summary is None:
-                    if dataset is None or partition is None:
-                        dataset = load_data(settings, options.data_dir, cli.console.print)
-                        partition = split(settings, dataset)
-                    experiment = Experiment(settings, dataset, partition)
-                    experiment.compile()
-                    summary, _ = run_into(run_dir, experiment, options.command, watch.show)
-                runs.append((name, seed, run_dir, summary))
+    plan = [
+        (name, seed, base / f"{name}-seed{seed}", replace(config, method=name, seed=seed).check())
+        for seed in dict.fromkeys(seeds)
+        for name in methods
+    ]
+    # All folders are looked at before the first run starts.
+    finished = [finished_summary(settings, run_dir, options.fresh) for _, _, run_dir, settings in plan]
+    runs, shared = [], {}
+    with Interruption() as interruption, cli.Watch(config.rounds, len(plan)) as watch:
+        for (name, seed, run_dir, settings), done in zip(plan, finished, strict=True):
+            summary = done
+            watch.next_run(find_method(name).title, done=summary is not None)
+            if summary is None:
+                if seed not in shared:
+                    dataset = load_data(settings, options.data_dir, cli.console.print)
+                    shared = {seed: (dataset, split(settings, dataset))}
+                experiment = Experiment(settings, *shared[seed])
+                experiment.compile()
+                summary, _ = run_into(
+                    run_dir,
+                    experiment,
+                    options.command,
+                    watch.show,
+                    resumed=watch.resume,
+                    fresh=options.fresh,
+                    interruption=interruption,
+                    log=cli.console.print,
+                )
+            runs.append((name, seed, run_dir, summary))
+            if interruption.signal_number is not None:
+                raise Interrupted("stopped between two runs; the same command goes on", interruption.signal_number)
     rows = collect([(name, summary) for name, _, _, summary in runs])
     cli.print_comparison(rows)
     curves = {find_method(name).title: [str(r[2]) for r in runs if r[0] == name] for name in methods}

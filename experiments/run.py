@@ -6,7 +6,7 @@ from pathlib import Path
 from pfedafm_jax import cli
 from pfedafm_jax.engine import setup_devices
 from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.records import RunFolder
+from pfedafm_jax.interruption import Interruption
 from pfedafm_jax.runner import finished_summary, run_into
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -15,18 +15,27 @@ CONFIGS = Path(__file__).parent / "configs"
 def main() -> int:
     config, options = cli.parse(sys.argv[1:], CONFIGS, "experiments/run.py", __doc__ or "")
     setup_devices(config.devices)
-    finished = None if options.fresh else finished_summary(config, options.run_dir)
+    finished = finished_summary(config, options.run_dir, options.fresh)
     if finished:
         cli.console.print(f"[bold]{options.run_dir}[/bold] is finished already; --fresh starts over")
         cli.print_summary(finished, sorted(options.run_dir.glob("*.png")))
         return 0
-    RunFolder(options.run_dir).check()
-    experiment = Experiment(config, data_dir=options.data_dir, log=cli.console.print)
-    cli.print_plan(experiment, options)
-    with cli.console.status("compiling, up to a minute the first time"):
-        experiment.compile()
-    with cli.Watch(config.rounds) as watch:
-        summary, pictures = run_into(options.run_dir, experiment, options.command, watch.show)
+    with Interruption() as interruption:
+        experiment = Experiment(config, data_dir=options.data_dir, log=cli.console.print)
+        cli.print_plan(experiment, options)
+        with cli.console.status("compiling, up to a minute the first time"):
+            experiment.compile()
+        with cli.Watch(config.rounds) as watch:
+            summary, pictures = run_into(
+                options.run_dir,
+                experiment,
+                options.command,
+                watch.show,
+                resumed=watch.resume,
+                fresh=options.fresh,
+                interruption=interruption,
+                log=cli.console.print,
+            )
     cli.print_summary(summary, pictures)
     return 0
 

@@ -1,6 +1,7 @@
 """What the commands share: reading settings from the command line, and talking to people in a terminal."""
 
 import argparse
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from rich.table import Table
 
 from pfedafm_jax.compare import COLUMNS, cell, human
 from pfedafm_jax.config import PRESETS, Config, known, load_config, paper_scale, with_preset
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.errors import Interrupted, PfedafmError
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.plots import architecture_label
@@ -37,12 +38,21 @@ class Options:
 
 
 def guarded(main: Callable[[], int | None]) -> NoReturn:
-    """Runs a command: a `PfedafmError` becomes one message and exit code 2, an interruption the conventional 130."""
+    """Runs a command: a `PfedafmError` becomes one message and its exit code, an interruption the conventional 130."""
     try:
         sys.exit(main() or 0)
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        sys.exit(stopped.exit_code)
     except PfedafmError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(error.exit_code)
+    except OSError as error:  # a disk that is full, or gone, outside the rounds
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except MemoryError as error:
+        print(f"error: not enough memory on this machine ({error})", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         sys.exit(130)
@@ -92,12 +102,22 @@ def parse(
         rest = ["--help"]
     config = tyro.cli(Config, args=rest, default=config, prog=program, description="")
     find_method(config.method)
-    name = Path(own.config).stem
+    name = run_name(own.config or "hetero_cifar10")
     if name in files and config.method != "pfedafm":
         name = f"{name}-{config.method}"
     run_dir = Path(own.run_dir) if own.run_dir else Path("runs") / name
     command = shlex.join([program, *argv])
-    return config.check(), Options(name, run_dir, own.data_dir, own.fresh, f"python {command}", own)
+    return config.check().check_split(), Options(name, run_dir, own.data_dir, own.fresh, f"python {command}", own)
+
+
+def run_name(config: str) -> str:
+    """The name of a run, from the name or the file of its configuration: one folder name, never a path.
+
+    >>> run_name("hetero_cifar10"), run_name("../my settings.toml"), run_name("...toml")
+    ('hetero_cifar10', 'my_settings', 'run')
+    """
+    name = re.sub(r"[^\w.-]+", "_", Path(config).stem).lstrip(".-")
+    return name[:100] or "run"
 
 
 def named_config(name: str, files: dict[str, Path]) -> Config:
@@ -164,6 +184,8 @@ def print_plan(experiment: Experiment, options: Options) -> None:
         "device", f"{federation.devices}, {federation.chunk} client{'s' if federation.chunk > 1 else ''} a step"
     )
     table.add_row("files", f"{options.run_dir}/")
+    if config.checkpoint_every:
+        table.add_row("saved", f"every {config.checkpoint_every} rounds; the same command goes on where it stopped")
     console.print(f"[bold]{method.title}[/bold] on {config.dataset}, {options.name}, seed {config.seed}")
     console.print(table)
 
@@ -205,12 +227,22 @@ class Watch:
         elif not self.live:
             print(name, flush=True)
 
+    def resume(self, records: Sequence[dict[str, Any]]) -> None:
+        """The run goes on after these."""
+        self.best = max((record["mean_accuracy"] or 0.0 for record in records), default=0.0)
+        self.progress.reset(self.task, completed=self.before + len(records))
+        console.print(f"going on after round {len(records)}")
+        if len(records) == self.rounds:
+            self.before += self.rounds
+
     def show(self, record: dict[str, Any]) -> None:
         """One round more."""
         mean, loss = record["mean_accuracy"] or 0.0, record["loss"]
         self.best = max(self.best, mean)
         loss_text = "not finite" if loss is None else f"{loss:.3f}"
         numbers = f"acc {100 * mean:.1f} best {100 * self.best:.1f} loss {loss_text}"
+        if record["not_finite"]:
+            numbers += f", {record['not_finite']} not finite"
         self.progress.update(self.task, completed=self.before + record["round"], numbers=numbers)
         if record["round"] == self.rounds:
             self.before += self.rounds

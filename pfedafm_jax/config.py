@@ -14,118 +14,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.method_settings import FD, FML, FedAPEN, FedKD, FedProto, LGFedAvg, PFedAFM
 from pfedafm_jax.models import extractor_names
+from pfedafm_jax.presets import PRESETS
 
 DATASETS = ("cifar10", "cifar100", "synthetic")
 PAPER_COLUMNS = {10: 1.0, 50: 0.2, 100: 0.1}  # N: C, the three columns of the paper's tables
-
-
-@dataclass(frozen=True)
-class PFedAFM:
-    """Settings of pFedAFM's own; the last five reproduce what the released code does instead of the paper."""
-
-    mix_learning_rate: float = 1.0
-    """Learning rate of the mix vector (the paper's η_α; it tries 0.001, 0.01, 0.1 and 1)."""
-    mix_project: bool = True
-    """Keep the mix vector in [0, 1] after every step."""
-    mix_scalar: bool = False
-    """Ablation: one mix weight for all features instead of one for each."""
-    mix_fixed: float | None = None
-    """Ablation: hold the mix vector at this value instead of training it."""
-    training: Literal["iterative", "end_to_end"] = "iterative"
-    """Two phases (the paper), or everything at once (its ablation)."""
-    mix_weight_decay: float = 0.0
-    """Released code: weight decay on the mix vector (1e-3 there)."""
-    mix_relay: bool = False
-    """Released code: one mix vector handed from client to client instead of one each."""
-    leak_momentum: bool = False
-    """Released code: momentum of the shared extractor and the mix vector carried from client to client."""
-    send_header: bool = False
-    """Released code: an untrained header travels with the shared extractor (counted as traffic)."""
-
-
-@dataclass(frozen=True)
-class LGFedAvg:
-    """Settings of LG-FedAvg's own."""
-
-    shared_layers: tuple[str, ...] = ("header",)
-    """What clients share: header, or layers of the extractor by name (conv1, conv2, fc1, fc2), where all architectures have them in one shape."""
-
-
-@dataclass(frozen=True)
-class FD:
-    """Settings of FD's own."""
-
-    gamma: float = 1.0
-    """Weight of the distillation term (γ)."""
-    outputs: Literal["softmax", "logits"] = "softmax"
-    """What clients average for each class: probabilities, or logits, which become probabilities when they are used."""
-    temperature: float = 1.0
-    """Logits are divided by it before the softmax that makes the targets (τ)."""
-    whole_table: bool = False
-    """Count the whole table as received, not only the rows of a client's own classes."""
-
-
-@dataclass(frozen=True)
-class FedProto:
-    """Settings of FedProto's own."""
-
-    lambda_mse: float = 1.0
-    """Weight of the squared distance to the prototypes, a mean over features (λ)."""
-    judged: Literal["header", "prototype"] = "header"
-    """What the method is judged by: the client's header or the nearest prototype; both are recorded."""
-    whole_table: bool = False
-    """Count all prototypes as received, not only those of a client's own classes (always so where they are judged by)."""
-
-
-@dataclass(frozen=True)
-class FML:
-    """Settings of FML's own."""
-
-    alpha: float = 0.5
-    """Weight of the private model's cross-entropy; 1 - α is that of its distillation."""
-    beta: float = 0.5
-    """Weight of the shared model's cross-entropy; 1 - β is that of its distillation."""
-    kl: Literal["batch_mean", "element_mean"] = "batch_mean"
-    """The divergence itself, or divided by the number of classes (PyTorch's default, HtFLlib)."""
-    detach_targets: bool = True
-    """The teacher's output is a constant; without it each model gets the gradient of both losses (HtFLlib)."""
-
-
-@dataclass(frozen=True)
-class FedKD:
-    """Settings of FedKD's own."""
-
-    coding: Literal["update", "weight", "none"] = "update"
-    """What is sent as a truncated SVD: updates of the shared model (the paper), its weights (HtFLlib), or nothing."""
-    t_start: float = 0.95
-    """Share of the squared singular values that coding keeps at the start (T_start)."""
-    t_end: float = 0.98
-    """The same in the last round (T_end)."""
-    kl: Literal["batch_mean", "element_mean"] = "batch_mean"
-    """The divergence itself, or divided by the number of classes (the authors' code, HtFLlib)."""
-    detach_targets: bool = False
-    """The teacher's outputs and representations are constants."""
-    detach_denominator: bool = True
-    """The cross-entropies that divide the distillation terms are constants; the authors' code trains through them."""
-    denominator_floor: float = 1e-2
-    """Their sum is taken to be at least this."""
-    mentee_learning_rate: float | None = None
-    """Learning rate of the shared model; none: that of all networks."""
-
-
-@dataclass(frozen=True)
-class FedAPEN:
-    """Settings of FedAPEN's own."""
-
-    lambda_start: float = 0.5
-    """Weight of the private model in the ensemble at the start (λ)."""
-    lambda_learning_rate: float = 1e-3
-    """Learning rate of λ."""
-    lambda_epochs: int = 10
-    """Epochs over the adaptability set when a client receives a new shared model."""
-    adaptability_fraction: float = 0.05
-    """Part of a client's training data that λ is learned on and the models are not."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +111,8 @@ class Config:
     """Clients of one architecture trained in one vectorized step; 0: 1 on CPU, all that fall to a device on GPU."""
     store: Literal["auto", "memory", "disk"] = "auto"
     """Where clients' states wait between visits."""
+    checkpoint_every: int = 5
+    """Rounds from one checkpoint to the next (there is one after the last round as well); 0: no checkpoints."""
 
     @property
     def num_participants(self) -> int:
@@ -258,47 +154,77 @@ class Config:
             raise bad("lg_fedavg.shared_layers", layers, "one or more names, each once")
         return self
 
+    def check_split(self) -> "Config":
+        """Raises `PfedafmError` where the dataset is too small for the split, before it is loaded; returns itself.
+
+        What is not known yet (how many images of a class the authors' protocol keeps) is left to the split itself.
+        """
+        images = self.synthetic_samples if self.dataset == "synthetic" else 60_000
+        classes = {"cifar10": 10, "cifar100": 100, "synthetic": self.synthetic_classes}[self.dataset]
+        held_out = 1 if self.validation_fraction > 0 else 0
+        if self.protocol == "paper":
+            pools, largest, least = [images], [images], [2 + held_out]
+        else:
+            train, test = images - images // 6, images // 6
+            pools, largest, least = [round(train * 4 / 5), test], [train, test], [1 + held_out, 1]
+        for pool, bound, low in zip(pools, largest, least, strict=True):
+            if self.partition == "dirichlet":
+                most = pool // max(low, -(-self.min_samples * pool // sum(pools)))
+            else:
+                owners = -(-bound // classes) // -(-low // self.classes_per_client)  # of one class, at most
+                most = owners * classes // self.classes_per_client
+            if self.num_clients > most:
+                raise bad("num_clients", self.num_clients, f"at most {most} for this dataset and split")
+        return self
+
     def as_dict(self) -> dict[str, Any]:
         """Plain nested dictionary, for JSON."""
         return dataclasses.asdict(self)
 
 
+# Upper ends keep numbers within what 32-bit floats and the machine can hold.
+_RATE = (lambda v: 0 <= v <= 1e6, "0 or more, up to 1e6")
+_POSITIVE = (lambda v: 1e-30 <= v <= 1e30, "a number above 0, up to 1e30")
+_SHARE = (lambda v: 0 <= v <= 1, "0 to 1")
+_COUNT = (lambda v: 1 <= v <= 10_000_000, "1 to 10,000,000")
+
 _RANGES = {
     "synthetic_classes": (lambda v: 2 <= v <= 1000, "2 to 1000"),
     "synthetic_samples": (lambda v: 1 <= v <= 10_000_000, "up to 10,000,000"),
-    "classes_per_client": (lambda v: v >= 1, "1 or more"),
-    "gamma": (lambda v: v > 0, "a number above 0"),
-    "min_samples": (lambda v: v >= 2, "2 or more (one to train on, one to test on)"),
+    "classes_per_client": (lambda v: 1 <= v <= 1000, "1 or more, up to 1000"),
+    "gamma": (lambda v: 1e-3 <= v <= 1e6, "a number above 0: 0.001 to 1e6"),
+    "min_samples": (lambda v: 2 <= v <= 10_000_000, "2 or more (one to train on, one to test on), up to 10,000,000"),
     "validation_fraction": (lambda v: 0 <= v < 1, "0 up to, but not including, 1"),
-    "num_clients": (lambda v: 1 <= v <= 10_000_000, "1 to 10,000,000"),
+    "num_clients": _COUNT,
     "participation": (lambda v: 0 < v <= 1, "above 0, up to 1"),
     "feature_size": (lambda v: 1 <= v <= 65_536, "1 to 65,536"),
-    "rounds": (lambda v: 1 <= v <= 10_000_000, "1 to 10,000,000"),
+    "rounds": _COUNT,
     "local_epochs": (lambda v: 1 <= v <= 1_000_000, "1 to 1,000,000"),
     "batch_size": (lambda v: 1 <= v <= 1_000_000, "1 to 1,000,000"),
-    "learning_rate": (lambda v: v >= 0, "0 or more"),
+    "learning_rate": _RATE,
     "momentum": (lambda v: 0 <= v < 1, "0 up to, but not including, 1"),
-    "weight_decay": (lambda v: v >= 0, "0 or more"),
-    "clip_norm": (lambda v: v > 0, "a number above 0"),
+    "weight_decay": _RATE,
+    "clip_norm": _POSITIVE,
     "seed": (lambda v: 0 <= v < 2**32, "0 to 4294967295"),
-    "eval_every": (lambda v: 1 <= v <= 10_000_000, "1 to 10,000,000"),
+    "eval_every": _COUNT,
     "devices": (lambda v: 0 <= v <= 4096, "0 (automatic) to 4096"),
     "clients_per_step": (lambda v: 0 <= v <= 65_536, "0 (automatic) to 65,536"),
-    "pfedafm.mix_learning_rate": (lambda v: v >= 0, "0 or more"),
-    "pfedafm.mix_weight_decay": (lambda v: v >= 0, "0 or more"),
+    "checkpoint_every": (lambda v: 0 <= v <= 10_000_000, "0 (never) to 10,000,000"),
+    "pfedafm.mix_learning_rate": _RATE,
+    "pfedafm.mix_weight_decay": _RATE,
     "pfedafm.mix_fixed": (lambda v: 0 <= v <= 1, "a number from 0 to 1, or none"),
-    "fd.gamma": (lambda v: v >= 0, "0 or more"),
-    "fd.temperature": (lambda v: v > 0, "a number above 0"),
-    "fedproto.lambda_mse": (lambda v: v >= 0, "0 or more"),
-    "fml.alpha": (lambda v: 0 <= v <= 1, "0 to 1"),
-    "fml.beta": (lambda v: 0 <= v <= 1, "0 to 1"),
+    "fd.gamma": _RATE,
+    "fd.temperature": _POSITIVE,
+    "fedproto.lambda_mse": _RATE,
+    "fml.alpha": _SHARE,
+    "fml.beta": _SHARE,
     "fedkd.t_start": (lambda v: 0 < v <= 1, "above 0, up to 1"),
     "fedkd.t_end": (lambda v: 0 < v <= 1, "above 0, up to 1"),
-    "fedkd.denominator_floor": (lambda v: v >= 0, "0 or more"),
-    "fedkd.mentee_learning_rate": (lambda v: v >= 0, "0 or more, or none"),
-    "fedapen.lambda_start": (lambda v: 0 <= v <= 1, "0 to 1"),
-    "fedapen.lambda_learning_rate": (lambda v: v >= 0, "0 or more"),
-    "fedapen.lambda_epochs": (lambda v: v >= 0, "0 or more"),
+    "fedkd.denominator_floor": _RATE,
+    "fedkd.mentee_learning_rate": (lambda v: 0 <= v <= 1e6, "0 or more, up to 1e6, or none"),
+    "fedapen.lambda_start": _SHARE,
+    "fedapen.lambda_learning_rate": _RATE,
+    "fedapen.lambda_epochs": (lambda v: 0 <= v <= 1_000_000, "0 or more, up to 1,000,000"),
     "fedapen.adaptability_fraction": (lambda v: 0 < v < 1, "above 0, below 1"),
 }
 
@@ -322,7 +248,7 @@ def _check_types(settings: Any, prefix: str = "") -> None:
                 raise bad(setting, value, f"{getattr(kind, '__name__', kind)}(...)")
             _check_types(value, setting + ".")
         elif get_origin(kind) is Literal:
-            if value not in get_args(kind):
+            if not isinstance(value, str) or value not in get_args(kind):
                 raise bad(setting, value, known(value, get_args(kind)))
         elif get_origin(kind) is tuple:
             if not (isinstance(value, tuple) and all(isinstance(item, str) for item in value)):
@@ -335,62 +261,6 @@ def _check_types(settings: Any, prefix: str = "") -> None:
 
 
 # ---------------------------------------------------------------------------------------------- named settings
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "authors_code": {
-        "protocol": "authors",
-        "aggregation": "last",
-        "batch_size": 512,
-        "local_epochs": 10,
-        "rounds": 500,
-        "learning_rate": 0.01,
-        "flip": True,
-        "erase": True,
-        "crop": True,
-        "pfedafm": {
-            "mix_learning_rate": 0.01,
-            "mix_weight_decay": 1e-3,
-            "mix_relay": True,
-            "leak_momentum": True,
-            "send_header": True,
-        },
-    },
-    # What papers, their code and HtFLlib do in a method's own part where they differ from the defaults here. Optimizer,
-    # batches and epochs stay those of the run, the same for all methods.
-    "lg_fedavg_authors": {
-        "method": "lg_fedavg",
-        "aggregation": "uniform",
-        "lg_fedavg": {"shared_layers": ("conv1", "conv2")},  # needs architectures with one shape of both
-    },
-    "fd_htfllib": {"method": "fd", "aggregation": "uniform", "fd": {"outputs": "logits"}},
-    "fedproto_authors": {"method": "fedproto", "aggregation": "uniform", "fedproto": {"lambda_mse": 0.1}},
-    "fedproto_htfllib": {
-        "method": "fedproto",
-        "aggregation": "uniform",
-        "fedproto": {"lambda_mse": 10.0, "judged": "prototype"},
-    },
-    "fml_authors": {"method": "fml", "aggregation": "uniform", "fml": {"alpha": 0.5, "beta": 0.5}},
-    "fml_htfllib": {  # as its scripts call it; its defaults, alpha = beta = 1, switch distillation off
-        "method": "fml",
-        "aggregation": "uniform",
-        "clip_norm": 10.0,
-        "fml": {"alpha": 0.5, "beta": 0.5, "kl": "element_mean", "detach_targets": False},
-    },
-    "fedkd_authors": {
-        "method": "fedkd",
-        "aggregation": "uniform",
-        "fedkd": {"kl": "element_mean", "detach_denominator": False, "denominator_floor": 0.0},
-    },
-    "fedkd_htfllib": {
-        "method": "fedkd",
-        "aggregation": "uniform",
-        "clip_norm": 10.0,
-        "fedkd": {"coding": "weight", "kl": "element_mean", "detach_denominator": False, "denominator_floor": 0.0},
-    },
-    "fedkd_uncoded": {"method": "fedkd", "fedkd": {"coding": "none"}},
-    "fedapen_authors": {"method": "fedapen", "aggregation": "uniform"},
-}
-"""Named sets of settings, laid over a configuration: `--preset authors_code` is the released pFedAFM code."""
 
 
 def updated(config: Config, values: dict[str, Any]) -> Config:
@@ -444,7 +314,7 @@ def paper_scale(config: Config, num_clients: int = 100) -> Config:
 def load_config(path: str | Path) -> Config:
     """Reads a TOML file of settings over the defaults."""
     try:
-        values = tomllib.loads(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # a name or a content that no such file can have
         raise PfedafmError(f"cannot read the configuration {path}: {error}") from error
     return updated(Config(), values)

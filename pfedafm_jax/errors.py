@@ -1,8 +1,57 @@
 """The one exception type for everything a user can cause and mend."""
 
+import errno
+import shutil
+from pathlib import Path
+
 
 class PfedafmError(Exception):
     """Bad input or a missing resource; the message says what was wrong and what to do next.
 
     The commands print the message alone and exit with code 2; from Python it is raised as it is.
     """
+
+    exit_code = 2
+
+
+class StorageError(PfedafmError):
+    """Something could not be written in the middle of a run; the last good checkpoint is still there."""
+
+    exit_code = 1
+
+
+class Interrupted(PfedafmError):
+    """The run was asked to stop and has saved where it stands."""
+
+    def __init__(self, message: str, signal_number: int):
+        super().__init__(message)
+        self.exit_code = 128 + signal_number  # as shells have it: 130 after Ctrl-C, 143 after SIGTERM
+
+
+def disk_is_full(error: BaseException | None) -> bool:
+    """Whether an error, or one that it came from, says that there is no space (or quota) left."""
+    words = ("No space left", "quota exceeded", "File too large")
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return True
+        if any(word in str(error) for word in words):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def storage_error(what: str, folder: Path, error: BaseException) -> StorageError:
+    """The error for something that could not be written: what, why, and what to free where the disk is full."""
+    if not disk_is_full(error):
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error).splitlines()[:1] or [""]
+        return StorageError(f"{what} could not be written ({reason if isinstance(reason, str) else reason[0]})")
+    try:
+        free = f"{shutil.disk_usage(folder).free / 1e6:.1f} MB free"
+    except OSError:
+        free = "full"
+    return StorageError(
+        f"{what} could not be written: no space left on the disk of {folder} ({free}). Free some, for example the "
+        "checkpoints of finished runs, then start the same command again: it goes on from the last checkpoint"
+    )

@@ -60,13 +60,15 @@ class Experiment:
         devices: Devices | None = None,
         log: Callable[[str], None] | None = None,
     ):
-        find_method(config.method)
         self.config = config.check()
+        find_method(config.method)
+        if dataset is None and partition is None:
+            config.check_split()
         self.dataset = dataset if dataset is not None else load_data(config, data_dir, log)
         self.partition = partition if partition is not None else split(config, self.dataset)
         self.federation = Federation(config, self.dataset, self.partition, devices)
         self.records: list[Record] = []
-        self.visits: dict[str, list[np.ndarray]] = {}  # participants' numbers by round, [clients] each
+        self._visits: list[dict[str, np.ndarray]] = []  # for each round what its participants reported, [K] each
         self.evaluations: dict[int, dict[str, np.ndarray]] = {}  # round → accuracies of all clients
         self.compile_seconds = 0.0
 
@@ -119,17 +121,72 @@ class Experiment:
         for name, values in info.items():
             if name not in ("finite", "loss", "floats_up", "floats_down") and not name.startswith("accuracy/"):
                 record[name] = _mean(values[finite]) if finite.any() else None
-            row = np.full(self.config.num_clients, np.nan, np.float32)
-            row[result.participants] = values
-            self.visits.setdefault(name, []).append(row)
         if evaluate or number % self.config.eval_every == 0:
-            scores = {name.removeprefix("accuracy/"): values for name, values in federation.evaluate().items()}
-            self.evaluations[number] = scores
-            record["all_clients_accuracy"] = _mean(scores[judged])
-            record["all_clients"] = {name: _mean(values) for name, values in scores.items()}
+            self._evaluate(record)
         record["seconds"] = round(time.perf_counter() - start, 3)
+        self._visits.append({name: np.asarray(values, np.float32) for name, values in info.items()})
         self.records.append(record)
         return record
+
+    def _evaluate(self, record: Record) -> None:
+        """Accuracies of all clients as they are now, into the record of the round."""
+        found = self.federation.evaluate()
+        scores = {name.removeprefix("accuracy/"): np.asarray(values, np.float32) for name, values in found.items()}
+        self.evaluations[record["round"]] = scores
+        record["all_clients_accuracy"] = _mean(scores[self.judged_by])
+        record["all_clients"] = {name: _mean(values) for name, values in scores.items()}
+
+    @property
+    def visits(self) -> dict[str, np.ndarray]:
+        """What participants reported: name → `[rounds, clients]`, NaN where a client took no part."""
+        names = dict.fromkeys(name for row in self._visits for name in row)
+        tables = {name: np.full((self.round, self.config.num_clients), np.nan, np.float32) for name in names}
+        for index, (record, row) in enumerate(zip(self.records, self._visits, strict=True)):
+            for name, values in row.items():
+                tables[name][index, record["participants"]] = values
+        return tables
+
+    # ------------------------------------------------------------------------------------------ going on
+
+    def history(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Everything so far besides the weights: what goes into JSON, and arrays."""
+        visits = list(dict.fromkeys(name for row in self._visits for name in row))
+        missing = np.full(self.config.num_participants, np.nan, np.float32)
+        arrays = {
+            "visits": np.array([[row.get(name, missing) for name in visits] for row in self._visits], np.float32),
+            "evaluations": np.array([list(scores.values()) for scores in self.evaluations.values()], np.float32),
+        }
+        details = {
+            "records": [dict(record) for record in self.records],
+            "visits": visits,
+            "evaluations": list(next(iter(self.evaluations.values()), {})),
+            "evaluation_rounds": list(self.evaluations),
+            "rounds": self.config.rounds,
+            "eval_every": self.config.eval_every,
+            "compile_seconds": self.compile_seconds,
+        }
+        return details, arrays
+
+    def continue_from(self, details: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Takes over a history; clients and server must be those of its last round.
+
+        Afterwards the records are those that a run with the present number of rounds would have by now.
+        """
+        self.records = details["records"]
+        visits, evaluations = arrays.get("visits"), arrays.get("evaluations")
+        self._visits = [dict(zip(details["visits"], row, strict=True)) for row in ([] if visits is None else visits)]
+        rows = [] if evaluations is None else evaluations
+        self.evaluations = {
+            number: dict(zip(details["evaluations"], row, strict=True))
+            for number, row in zip(details["evaluation_rounds"], rows, strict=True)
+        }
+        self.compile_seconds += details["compile_seconds"]
+        if self.round == self.config.rounds and self.round not in self.evaluations:
+            self._evaluate(self.records[-1])  # it was not to be the last round, and now is
+        old_last = details["rounds"]
+        if old_last in self.evaluations and old_last < self.config.rounds and old_last % details["eval_every"]:
+            del self.evaluations[old_last]  # it was the last round, and is no more
+            self.records[old_last - 1] |= {"all_clients_accuracy": None, "all_clients": None}
 
     @property
     def predictions(self) -> list[str]:
@@ -144,7 +201,7 @@ class Experiment:
     def client_table(self) -> dict[str, np.ndarray]:
         """Arrays for `clients.npz`: per-client numbers by round, accuracies of all clients by evaluation, sizes."""
         federation = self.federation
-        table = {f"visits/{name}": np.stack(rows) for name, rows in self.visits.items()}
+        table = {f"visits/{name}": rows for name, rows in self.visits.items()}
         table["evaluation_rounds"] = np.array(list(self.evaluations), np.int64)
         for name in self.predictions:
             rows = [scores[name] for scores in self.evaluations.values()]

@@ -55,6 +55,7 @@ BAD = [
     ("devices", -1, "0 (automatic)"),
     ("clients_per_step", -1, "0 (automatic)"),
     ("store", "tape", "auto, memory, disk"),
+    ("checkpoint_every", -1, "0 (never)"),
     ("pfedafm", {"mix_scalar": True}, "PFedAFM"),
     ("pfedafm.mix_learning_rate", -1.0, "0 or more"),
     ("pfedafm.mix_learning_rate", None, "float"),

@@ -160,13 +160,27 @@ def _latin1_bytes(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-_RECONSTRUCT = np.empty(0, np.uint8).__reduce__()[0]
+_ARRAY = "numpy.ndarray"  # stands for the class, which a pickle could call to ask for any amount of memory
+_RECONSTRUCT: Any = np.empty(0, np.uint8).__reduce__()[0]
+
+
+def _empty_array(kind: Any, shape: Any, code: Any) -> np.ndarray:
+    """Every pickled array starts like this, and is filled from the pickle's own bytes."""
+    if kind is not _ARRAY or tuple(shape) != (0,) or code not in (b"b", "b"):
+        raise pickle.UnpicklingError("it builds an array in an unusual way")
+    return _RECONSTRUCT(np.ndarray, (0,), b"b")
+
+
+def _empty_bytes() -> bytes:
+    return b""
+
+
 _ALLOWED: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,  # numpy 1, and the official files
-    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,  # numpy 2
-    ("numpy", "ndarray"): np.ndarray,
+    ("numpy.core.multiarray", "_reconstruct"): _empty_array,  # numpy 1, and the official files
+    ("numpy._core.multiarray", "_reconstruct"): _empty_array,  # numpy 2
+    ("numpy", "ndarray"): _ARRAY,
     ("numpy", "dtype"): _number_dtype,
     ("_codecs", "encode"): _latin1_bytes,  # how Python 3 writes bytes in protocol 2
-    ("__builtin__", "bytes"): bytes,
-    ("builtins", "bytes"): bytes,
+    ("__builtin__", "bytes"): _empty_bytes,
+    ("builtins", "bytes"): _empty_bytes,
 }

@@ -1,0 +1,71 @@
+"""Ctrl-C and SIGTERM: the round under way is finished and saved; a second one leaves at once."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+
+
+class Interruption:
+    """Within `with`, the first signal is noted in `signal_number` while there is something to save, else it ends the
+    process; the second ends it in any case.
+
+    Python runs a signal's handler only between two of its own steps, and a round is one long step. So a thread of its own
+    reads what arrives.
+    """
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+        self._saving = False
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> "Interruption":
+        if threading.current_thread() is not threading.main_thread():
+            return self  # signals are the main thread's business
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        threading.Thread(target=self._watch, args=(read,), daemon=True).start()
+        self._before = {number: signal.signal(number, _noted) for number in NAMES}
+        self._wakeup, self._write = signal.set_wakeup_fd(write), write
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._before:
+            signal.set_wakeup_fd(self._wakeup)
+            for number, handler in self._before.items():
+                signal.signal(number, handler)  # type: ignore[arg-type]
+            os.close(self._write)  # which ends the thread
+
+    @contextlib.contextmanager
+    def saved_at_the_end_of_a_round(self) -> Iterator[None]:
+        """While this lasts, a first signal waits for the round to end."""
+        self._saving = True
+        try:
+            yield
+        finally:
+            self._saving = False
+
+    def _watch(self, read: int) -> None:
+        while received := os.read(read, 1):
+            number = received[0]
+            if number not in NAMES:
+                continue
+            if not self._saving or self.signal_number is not None:
+                print(f"\nleft at once ({NAMES[signal.Signals(number)]})", file=sys.stderr, flush=True)
+                os._exit(128 + number)
+            self.signal_number = number
+            print(
+                f"\n{NAMES[signal.Signals(number)]}: finishing this round and saving; once more leaves at once",
+                file=sys.stderr,
+                flush=True,
+            )
+        os.close(read)
+
+
+def _noted(number: int, frame: FrameType | None) -> None:
+    """The thread has it already."""

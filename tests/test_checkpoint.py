@@ -1,0 +1,248 @@
+"""Checkpoints by themselves: what comes back, what a save costs, what is kept, and what damage does."""
+
+import json
+import shutil
+from pathlib import Path
+
+import chex
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pfedafm_jax.checkpoint import Checkpoints, _signed, fitted, named, read_manifest
+from pfedafm_jax.engine import ClientStore
+from pfedafm_jax.errors import PfedafmError, StorageError
+
+GROUPS = np.arange(20) % 2
+
+
+def start(group: int) -> dict:
+    return {
+        "net": {"kernel": np.full((3 + group, 2), 0.5, np.float32), "none": np.zeros((0, 3), np.float32)},
+        "count": np.int32(group),
+    }
+
+
+def make_store(num_clients: int = 20) -> ClientStore:
+    return ClientStore([start(0), start(1)], np.arange(num_clients) % 2)
+
+
+def visit(store: ClientStore, number: int, clients) -> None:
+    """Client c is left with values that tell of it and of the round."""
+    for client in clients:
+        group, value = int(store.groups[client]), 1000 * number + client
+        store.write(group, [client], {
+            "net": {k: np.full((1, *leaf.shape), value, leaf.dtype) for k, leaf in start(group)["net"].items()},
+            "count": np.full(1, value, np.int32),
+        })  # fmt: skip
+
+
+def server_of(number: int) -> dict:
+    return {"extractor": {"kernel": np.full((2, 2), number, np.float32)}, "round": np.int32(number)}
+
+
+def save(checkpoints: Checkpoints, store: ClientStore, number: int, score: float | None = 0.5) -> None:
+    arrays = {"visits": np.full((number, 2), 1.5, np.float32), "nothing": np.zeros((0, 4), np.float32)}
+    checkpoints.save(number, store, server_of(number), arrays, {"records": [{"round": number, "loss": 0.1}]}, score)
+    checkpoints.wait()
+
+
+def assert_holds(folder: Path, store: ClientStore, number: int, warnings: int = 0) -> None:
+    """The newest good checkpoint is this round, and gives the clients of this store."""
+    said: list[str] = []
+    again = make_store(len(store.groups))
+    saved = Checkpoints(folder, log=said.append).load(again)
+    assert saved is not None and saved.round == number and len(said) == warnings, said
+    chex.assert_trees_all_equal(fitted(server_of(0), saved.server), server_of(number))
+    assert saved.details["records"] == [{"round": number, "loss": 0.1}]
+    assert saved.arrays["visits"].shape == (number, 2) and "nothing" not in saved.arrays
+    assert again.visited.tolist() == store.visited.tolist() and not again.changed.any()
+    for client in range(len(store.groups)):
+        chex.assert_trees_all_equal(again.state(client), store.state(client))
+
+
+def test_what_is_saved_comes_back(tmp_path):
+    store, checkpoints = make_store(), Checkpoints(tmp_path)
+    visit(store, 1, [3, 4, 7])
+    save(checkpoints, store, 1)
+    assert_holds(tmp_path, store, 1)
+    visit(store, 2, [4, 10])
+    save(checkpoints, store, 2)
+    assert_holds(tmp_path, store, 2)
+
+
+def test_nothing_yet(tmp_path):
+    assert Checkpoints(tmp_path / "nowhere").load(make_store()) is None
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_save_holds_what_changed_and_the_store_may_change_meanwhile(tmp_path):
+    store, checkpoints = make_store(), Checkpoints(tmp_path)
+    visit(store, 1, range(20))
+    save(checkpoints, store, 1)
+    visit(store, 2, [5])
+    checkpoints.save(2, store, server_of(2), {}, {})
+    visit(store, 3, [5, 6])  # while the save may still be under way
+    checkpoints.wait()
+    again = make_store()
+    Checkpoints(tmp_path).load(again)
+    assert again.state(5)["count"] == 2005 and again.state(6)["count"] == 1006
+    assert checkpoints._rows == {1: 20, 2: 1}
+    assert np.flatnonzero(store.changed).tolist() == [5, 6]
+
+
+def test_the_last_two_and_the_best_are_kept(tmp_path):
+    store, checkpoints = make_store(), Checkpoints(tmp_path)
+    for number, score in enumerate([0.1, 0.9, 0.3, None, 0.9, 0.2], start=1):
+        visit(store, number, [number])
+        save(checkpoints, store, number, score)
+    assert list(checkpoints.manifests()) == [6, 5, 2]  # of two equal scores the earlier
+    checkpoints.finish()
+    assert list(checkpoints.manifests()) == [6, 2]
+    assert_holds(tmp_path, store, 6)
+
+
+def test_disk_stays_within_about_twice_the_clients_of_a_kept_version(tmp_path):
+    store, checkpoints, random = make_store(40), Checkpoints(tmp_path), np.random.default_rng(0)
+    for number in range(1, 41):
+        visit(store, number, random.choice(40, 4, replace=False))
+        before = store.changed.sum()
+        save(checkpoints, store, number, score=1.0 - number)
+        assert checkpoints._rows[number] <= 2 * before  # what is taken along costs no more than what changed
+        assert sum(checkpoints._rows.values()) <= 2 * store.visited.sum() + 8
+    assert len(list(tmp_path.glob("round-*/"))) <= 40
+    assert_holds(tmp_path, store, 40)
+
+
+def test_saving_goes_on_after_loading(tmp_path):
+    store, checkpoints = make_store(), Checkpoints(tmp_path)
+    for number in range(1, 4):
+        visit(store, number, [number, 9])
+        save(checkpoints, store, number)
+    store, checkpoints = make_store(), Checkpoints(tmp_path)
+    checkpoints.load(store)
+    for number in range(4, 9):
+        visit(store, number, [number, 9])
+        save(checkpoints, store, number)
+        assert_holds(tmp_path, store, number)
+
+
+def test_what_a_save_that_was_cut_off_left_is_ignored_and_goes(tmp_path):
+    store, checkpoints = make_store(), Checkpoints(tmp_path)
+    visit(store, 1, [1])
+    save(checkpoints, store, 1)
+    shutil.copytree(tmp_path / "round-000001", tmp_path / "round-000002")
+    shutil.copytree(tmp_path / "round-000001", tmp_path / "round-000003.orbax-checkpoint-tmp")
+    assert_holds(tmp_path, store, 1)
+    store, checkpoints = make_store(), Checkpoints(tmp_path)
+    checkpoints.load(store)
+    visit(store, 2, [2])
+    save(checkpoints, store, 2)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "round-000001", "round-000001.json", "round-000002", "round-000002.json"
+    }  # fmt: skip
+    assert_holds(tmp_path, store, 2)
+
+
+def test_a_failed_save_leaves_the_one_before_and_can_be_done_again(tmp_path, monkeypatch):
+    store, checkpoints = make_store(), Checkpoints(tmp_path)
+    visit(store, 1, [1, 2])
+    save(checkpoints, store, 1)
+    visit(store, 2, [2, 3])
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pfedafm_jax.checkpoint._orbax_write", full)
+        with pytest.raises(StorageError, match=r"no space left on the disk of .* Free some"):
+            save(checkpoints, store, 2)
+    again = make_store()
+    saved = Checkpoints(tmp_path).load(again)
+    assert saved is not None and saved.round == 1 and again.state(2)["count"] == 1002
+    save(checkpoints, store, 2)
+    assert_holds(tmp_path, store, 2)
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """Three checkpoints, the stores of the last two, and the folder."""
+    folder = tmp_path_factory.mktemp("good")
+    store, checkpoints, stores = make_store(), Checkpoints(folder), {}
+    for number in (1, 2, 3):
+        visit(store, number, [number, number + 1])
+        save(checkpoints, store, number)
+        stores[number] = make_store()
+        Checkpoints(folder).load(stores[number])
+    return folder, stores
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_damage_is_named_and_the_newest_good_checkpoint_used(good, data, tmp_path_factory):
+    folder, stores = good
+    work = tmp_path_factory.mktemp("damaged") / "c"
+    shutil.copytree(folder, work)
+    files = sorted(path.relative_to(work).as_posix() for path in work.rglob("*") if path.is_file())
+    name = data.draw(st.sampled_from(files))
+    path, kind = work / name, data.draw(st.sampled_from(["flip", "cut", "remove", "longer", "empty"]))
+    content = bytearray(path.read_bytes())
+    at = data.draw(st.integers(0, max(len(content) - 1, 0)))
+    if kind == "remove":
+        path.unlink()
+    else:
+        if kind == "flip" and content:
+            content[at] ^= 1 << data.draw(st.integers(0, 7))
+        changed = {"flip": content, "cut": content[:at], "longer": content + b"x", "empty": b""}[kind]
+        path.write_bytes(changed)
+    hit = [n for n in (1, 2, 3) if name == f"round-{n:06d}.json" or name in manifest_files(folder, n)]
+    if path.exists() and path.read_bytes() == (folder / name).read_bytes():
+        hit = []  # nothing was changed after all
+    left = [n for n in (3, 2, 1) if n not in hit]
+    said: list[str] = []
+    if not left:
+        with pytest.raises(PfedafmError, match="--fresh"):
+            Checkpoints(work, log=said.append).load(make_store())
+    else:
+        again = make_store()
+        saved = Checkpoints(work, log=said.append).load(again)
+        assert saved is not None and saved.round == left[0], (name, kind, said)
+        for client in range(20):
+            chex.assert_trees_all_equal(again.state(client), stores[left[0]].state(client))
+    # A manifest that is gone altogether leaves nothing to name.
+    skipped = [n for n in hit if not left or n > left[0]]
+    assert len(said) == len(skipped) - (kind == "remove" and name.endswith(".json") and len(skipped)), (said, name)
+    if said:
+        assert Path(name).name in said[0], (said, name)
+    shutil.rmtree(work.parent)
+
+
+def manifest_files(folder: Path, number: int) -> list[str]:
+    return list(json.loads((folder / f"round-{number:06d}.json").read_text())["manifest"]["files"])
+
+
+def test_a_manifest_cannot_name_files_elsewhere(tmp_path):
+    path = tmp_path / "round-000001.json"
+    for name in ("../secret", "/etc/passwd", "round-000001/../../secret", "round-000002/d/x"):
+        path.write_bytes(_signed({"format": 1, "round": 1, "parts": [1], "files": {name: [1, "0"]}}))
+        with pytest.raises(ValueError, match="not its own"):
+            read_manifest(path)
+
+
+def test_no_pickles_and_no_noise(good, capfd):
+    folder, _ = good
+    Checkpoints(folder).load(make_store())
+    assert capfd.readouterr() == ("", "")
+    for path in folder.rglob("*"):
+        if path.is_file():
+            assert path.suffix not in (".pkl", ".pickle") and not path.read_bytes().startswith(b"\x80")
+
+
+def test_trees_that_do_not_fit_are_refused():
+    assert named(start(0)).keys() == {"net.kernel", "net.none", "count"}
+    chex.assert_trees_all_equal(fitted(start(0), {k: v for k, v in named(start(0)).items() if v.size}), start(0))
+    with pytest.raises(PfedafmError, match="other networks"):
+        fitted(start(0), named(start(1)))
+    with pytest.raises(PfedafmError, match="other networks"):
+        fitted(start(0), {})

@@ -1,0 +1,215 @@
+"""What goes wrong in life, done for real: signals, kill -9, a full disk, two runs at once.
+
+The command is `experiments/run.py` with a tiny network. The long ones: `python -m pytest -m faults`.
+"""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pfedafm_jax.checkpoint import Checkpoints, _orbax_read, read_manifest
+
+ROOT = Path(__file__).parent.parent
+KILLS = 50
+
+
+def command(folder: Path, *arguments: str, before: Sequence[str] = ()) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+    environment.pop("XLA_FLAGS", None)
+    words = [*before, sys.executable, str(ROOT / "tests" / "tiny_command.py"), "--run-dir", str(folder), *arguments]
+    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def end(process: subprocess.Popen, timeout: float = 300) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=timeout)
+    return process.returncode, out, err
+
+
+def rows(folder: Path) -> list[dict]:
+    """Whole lines of `rounds.jsonl`, without times."""
+    with contextlib.suppress(FileNotFoundError):
+        lines = (folder / "rounds.jsonl").read_text().split("\n")[:-1]
+        return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+    return []
+
+
+def wait_until(ready, process: subprocess.Popen, timeout: float = 120) -> None:
+    start = time.monotonic()
+    while not ready() and process.poll() is None:
+        assert time.monotonic() - start < timeout
+        time.sleep(0.01)
+
+
+def final_state(folder: Path) -> tuple[dict, dict]:
+    """Weights of the last checkpoint, straight from the files: those of each client, and those of the server."""
+    checkpoints = folder / "checkpoints"
+    manifest = read_manifest(max(checkpoints.glob("round-*.json")))
+    Checkpoints(checkpoints)._verify(manifest)
+    clients = {}
+    for part in manifest["parts"]:
+        for rows in _orbax_read(checkpoints / f"round-{part:06d}" / "clients").values():
+            for index, client in enumerate(rows["clients"]):
+                clients[int(client)] = {name: leaf[index].tobytes() for name, leaf in rows["states"].items()}
+    server = _orbax_read(checkpoints / f"round-{manifest['round']:06d}" / "run")["server"]
+    return clients, {name: leaf.tobytes() for name, leaf in server.items()}
+
+
+def assert_same_run(folder: Path, other: Path) -> None:
+    assert rows(folder) == rows(other)
+    assert final_state(folder) == final_state(other)
+    with np.load(folder / "clients.npz") as a, np.load(other / "clients.npz") as b:
+        assert sorted(a.files) == sorted(b.files)
+        for name in a.files:
+            np.testing.assert_array_equal(a[name], b[name])
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(tmp_path):
+    process = command(tmp_path / "run", "--rounds", "100000", "--checkpoint-every", "1000")
+    wait_until(lambda: len(rows(tmp_path / "run")) >= 3, process)
+    process.send_signal(signal.SIGTERM)
+    code, out, err = end(process)
+    assert code == 143 and "stopped after round" in err and "Traceback" not in err, err
+    done = len(rows(tmp_path / "run"))
+    code, out, err = end(command(tmp_path / "run", "--rounds", str(done + 2)))
+    assert code == 0 and f"going on after round {done}" in out, out + err
+    assert [row["round"] for row in rows(tmp_path / "run")] == list(range(1, done + 3))
+
+
+@pytest.mark.faults
+def test_one_ctrl_c_saves(tmp_path):
+    process = command(tmp_path / "run", "--rounds", "100000", "--checkpoint-every", "1000")
+    wait_until(lambda: len(rows(tmp_path / "run")) >= 3, process)
+    process.send_signal(signal.SIGINT)
+    code, _, err = end(process)
+    assert code == 130 and "finishing this round" in err and "saved in" in err and "Traceback" not in err, err
+    manifest = read_manifest(max((tmp_path / "run" / "checkpoints").glob("round-*.json")))
+    assert manifest["round"] == len(rows(tmp_path / "run"))
+
+
+@pytest.mark.faults
+def test_a_second_ctrl_c_leaves_at_once(tmp_path):
+    process = command(tmp_path / "run", "--rounds", "5", "--local-epochs", "1000000")  # a round without end
+    wait_until((tmp_path / "run" / "rounds.jsonl").exists, process)
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    time.sleep(2)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    start = time.monotonic()
+    code, _, err = end(process, 30)
+    assert code == 130 and time.monotonic() - start < 5 and "Traceback" not in err, err
+
+
+@pytest.mark.faults
+def test_ctrl_c_before_the_first_round_leaves_at_once(tmp_path):
+    process = command(tmp_path / "run", "--synthetic-samples", "1000000")  # a long start
+    assert process.stdout is not None
+    time.sleep(8)
+    process.send_signal(signal.SIGINT)
+    start = time.monotonic()
+    code, _, err = end(process, 30)
+    assert code == 130 and time.monotonic() - start < 5 and "Traceback" not in err, err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.faults
+def test_two_runs_in_one_folder(tmp_path):
+    first = command(tmp_path / "run", "--rounds", "100000", "--checkpoint-every", "1000")
+    wait_until(lambda: len(rows(tmp_path / "run")) >= 1, first)
+    code, _, err = end(command(tmp_path / "run", "--rounds", "100000"))
+    assert code == 2 and "in use by another run" in err and "Traceback" not in err, err
+    assert first.poll() is None
+    first.kill()  # and the lock goes with it
+    end(first)
+    code, _, err = end(command(tmp_path / "run", "--rounds", "3", "--fresh"))
+    assert code == 0, err
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1.5 MB, and a function that makes it large."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("mounting a small file system is not permitted here")
+    yield place, lambda: subprocess.run(["mount", "-o", "remount,size=500m", str(place)], check=True)
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.faults
+def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_space(small_disk, tmp_path):
+    place, enlarge = small_disk
+    code, out, err = end(command(place / "run", "--rounds", "400"))
+    assert code == 1 and "no space left" in err and "Free some" in err and "Traceback" not in err, (code, err)
+    done = len(rows(place / "run"))
+    code, out, err = end(command(place / "run", "--rounds", "400"))  # still full
+    assert code in (1, 2) and "o space left" in err and "Traceback" not in err, (code, err)
+    enlarge()
+    code, out, err = end(command(place / "run", "--rounds", str(done + 5)))
+    assert code == 0 and "going on after round" in out and "skipped" not in out, out + err
+    assert end(command(tmp_path / "whole", "--rounds", str(done + 5)))[0] == 0
+    assert_same_run(place / "run", tmp_path / "whole")
+
+
+@pytest.mark.faults
+def test_files_that_may_not_grow_are_told(tmp_path):
+    """As a quota does it."""
+    limited = ["bash", "-c", 'ulimit -f 6; exec "$@"', "bash"]  # kilobytes
+    code, _, err = end(command(tmp_path / "run", "--rounds", "400", "--checkpoint-every", "0", before=limited))
+    assert code == 1 and "no space left" in err and "Traceback" not in err, (code, err)
+
+
+@pytest.mark.faults
+def test_fifty_kills_change_nothing(tmp_path, capfd):
+    """kill -9 at random moments, start-up and saves included; after each the same command goes on."""
+    draw, run, rounds = random.Random(0), tmp_path / "run", "300"
+    start = time.monotonic()
+    assert end(command(tmp_path / "whole", "--rounds", rounds))[0] == 0
+    truth = rows(tmp_path / "whole")
+    in_a_save = lost = kills = 0
+    saved, before = 0, set()
+    while kills < KILLS:
+        process, began = command(run, "--rounds", rounds), time.monotonic()
+        if kills % 5 == 4:
+            time.sleep(draw.uniform(0, 8))  # anywhere, the start included
+        else:
+            wait_until(lambda saved=saved: len(rows(run)) > saved, process)
+            time.sleep(draw.uniform(0, 1.0))
+        process.kill()
+        code, out, err = end(process)
+        assert code == -signal.SIGKILL, f"ended by itself after {time.monotonic() - began:.0f} s: {out}{err}"
+        kills += 1
+        assert "Traceback" not in err and "skipped" not in out + err
+        assert "going on after" not in out or f"going on after round {saved}\n" in out
+        manifests = sorted(run.glob("checkpoints/round-*.json"))
+        now = read_manifest(manifests[-1])["round"] if manifests else 0
+        assert now >= saved, "a checkpoint was lost"
+        saved = now
+        written = rows(run)
+        assert written == truth[: len(written)]
+        lost += len(written) - saved
+        folders = [path for path in run.glob("checkpoints/round-*") if path.is_dir()]
+        half = {path.stat().st_ino for path in folders if int(path.name.split(".")[0][6:]) > saved}
+        in_a_save += not half <= before
+        before = half
+    code, out, err = end(command(run, "--rounds", rounds))
+    assert code == 0 and f"going on after round {saved}" in out, out + err
+    assert_same_run(run, tmp_path / "whole")
+    with capfd.disabled():
+        print(
+            f"\n{kills} kills: all {kills} resumed to the same bits; {in_a_save} of them cut off a save; "
+            f"{lost / kills:.1f} rounds done again per kill; {time.monotonic() - start:.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -1,0 +1,296 @@
+"""Thousands of random settings, command lines and damaged files: each is used or refused, none ends in a traceback."""
+
+import dataclasses
+import io
+import pickle
+from functools import cache
+from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from pfedafm_jax import cli
+from pfedafm_jax.config import Config, updated
+from pfedafm_jax.data import Partition, make_partition  # fmt: skip
+from pfedafm_jax.data import cache as data_cache
+from pfedafm_jax.data.cifar import CIFAR10, Arrays, sums_of
+from pfedafm_jax.data.official import _from_pickle
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.methods import find_method, method_names
+from pfedafm_jax.records import RunFolder, differences
+
+CONFIGS = Path(__file__).parent.parent / "experiments" / "configs"
+NUMBERS = st.one_of(
+    st.integers(-3, 200),
+    st.integers(-(10**400), 10**400),
+    st.floats(),
+    st.floats(0, 1),
+    st.sampled_from([0, 1, -1, 2**31, 2**32, 1e-320, 1e38, 1e39, 0.5, 0.1]),
+)
+ANYTHING = st.one_of(
+    NUMBERS,
+    st.none(),
+    st.booleans(),
+    st.text(max_size=12),
+    st.binary(max_size=3),
+    st.lists(st.text(max_size=5), max_size=3),
+    st.tuples(st.integers(), st.text(max_size=2)),
+    st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
+    st.just(np.zeros(2)),
+    st.just(np.float32(0.5)),
+)
+
+
+@cache
+def fields() -> dict[str, tuple[str, object]]:
+    """Every setting, `pfedafm.mix_fixed` included, with its type."""
+    found = {}
+    for name, kind in get_type_hints(Config).items():
+        if dataclasses.is_dataclass(kind):
+            found |= {f"{name}.{inner}": hint for inner, hint in get_type_hints(kind).items()}
+        else:
+            found[name] = kind
+    return found
+
+
+def plausible(name: str, kind: object) -> st.SearchStrategy:
+    """Values of the right type, good and bad."""
+    if get_origin(kind) is Literal:
+        return st.sampled_from(get_args(kind))
+    if get_origin(kind) is tuple:
+        known = ["cnn1", "cnn2", "cnn5", "header", "conv1"]
+        return st.lists(st.sampled_from(known), max_size=4).map(tuple)
+    if kind is bool:
+        return st.booleans()
+    if kind is int:
+        return st.one_of(st.integers(-1, 200), st.integers(0, 2**33))
+    if kind is str:
+        return st.sampled_from(["cifar10", "cifar100", "synthetic", "cnn5", *method_names()])
+    return st.one_of(st.floats(0, 1), st.floats(-1, 1e7), st.just(1))
+
+
+@st.composite
+def changes(draw) -> dict:
+    """Some settings changed, as a file or a dictionary would: nested, mostly plausible, some absurd, some unknown."""
+    names = draw(st.lists(st.sampled_from(sorted(fields())), max_size=8, unique=True))
+    values: dict = {}
+    for name in names:
+        value = draw(ANYTHING if draw(st.integers(0, 7)) == 0 else plausible(name, fields()[name]))
+        outer, _, inner = name.partition(".")
+        if inner:
+            values.setdefault(outer, {})[inner] = value
+        else:
+            values[outer] = value
+    if draw(st.integers(0, 15)) == 0:
+        values[draw(st.text(max_size=12))] = draw(ANYTHING)
+    return values
+
+
+@given(values=changes())
+@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example(values={"learning_rate": 10**400})
+@example(values={"min_samples": 10**400, "partition": "dirichlet"})
+@example(values={"partition": np.zeros(2)})
+@example(values={"method": ["pfedafm"]})
+@example(values={"gamma": 1e-300, "partition": "dirichlet"})
+@example(values={"num_clients": 60_001})
+@example(values={"pfedafm": 3})
+def test_random_settings_are_used_or_refused(values):
+    try:
+        config = updated(Config(), values).check().check_split()
+        find_method(config.method)
+    except PfedafmError as error:
+        assert len(str(error)) > 10
+        return
+    assert 1 <= config.num_participants <= config.num_clients
+    assert differences(config.as_dict(), config) == [] and hash(config) == hash(config)
+
+
+@st.composite
+def command_lines(draw) -> list[str]:
+    words = []
+    for name in draw(st.lists(st.sampled_from(sorted(fields())), max_size=4, unique=True)):
+        value = draw(ANYTHING if draw(st.booleans()) else plausible(name, fields()[name]))
+        shown = [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
+        words += [f"--{name.replace('_', '-')}", *(word.replace("\0", "") for word in shown)]
+    extra = st.sampled_from(["--paper", "--preset", "--config", "--round", "-x", "--method", "--run-dir", "--fresh"])
+    for word in draw(st.lists(extra, max_size=2)):
+        words += [word, *draw(st.lists(st.text(st.characters(exclude_characters="\0"), max_size=8), max_size=1))]
+    return words
+
+
+@given(words=command_lines())
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@example(words=["--paper", "9" * 5000])
+@example(words=["--config", "a" * 5000 + ".toml"])
+@example(words=["--config", "/dev/null/x.toml"])
+@example(words=["--config", "."])
+@example(words=["--config", "bad\ud800.toml"])
+def test_random_command_lines_are_used_or_refused(words, capsys):
+    try:
+        config, options = cli.parse(words, CONFIGS, "experiments/run.py", "")
+    except PfedafmError as error:
+        assert str(error)
+    except SystemExit as error:
+        assert error.code == 2 or (error.code == 0 and {"--config", "--help", "-h"} & set(words))
+    else:
+        assert config.check() is config
+        if "--run-dir" not in words:
+            assert options.run_dir.parent == Path("runs") and ".." not in options.run_dir.parts
+    capsys.readouterr()
+
+
+@given(config=st.text(max_size=30))
+@settings(max_examples=300)
+@example(config="../../etc/passwd.toml")
+@example(config="...toml")
+@example(config="..")
+def test_the_name_of_a_run_is_one_folder_in_runs(config):
+    name = cli.run_name(config)
+    assert Path(name).name == name and name not in (".", "..") and "/" not in name and len(name) <= 100
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "/proc/nothing/here", "/dev/null/x", "/etc/hostname"])
+def test_folders_that_cannot_be_are_refused(name):
+    with pytest.raises(PfedafmError, match=r"^run_dir = .* cannot be used"):
+        RunFolder(name).check()
+
+
+@given(
+    classes=st.integers(2, 12),
+    samples=st.integers(1, 300),
+    clients=st.integers(1, 120),
+    owned=st.integers(1, 12),
+    minimum=st.integers(2, 12),
+    kind=st.sampled_from(["pathological", "dirichlet"]),
+    protocol=st.sampled_from(["paper", "authors"]),
+    validation=st.sampled_from([0.0, 0.2]),
+    seed=st.integers(0, 5),
+)
+@settings(max_examples=400, deadline=None)
+def test_a_split_refused_beforehand_cannot_be_made(
+    classes, samples, clients, owned, minimum, kind, protocol, validation, seed
+):
+    config = dataclasses.replace(
+        Config(), dataset="synthetic", synthetic_classes=classes, synthetic_samples=samples, num_clients=clients,
+        participation=1.0, classes_per_client=owned, min_samples=minimum, partition=kind, protocol=protocol,
+        validation_fraction=validation, seed=seed,
+    )  # fmt: skip
+    try:
+        config.check()
+    except PfedafmError:
+        return
+    test = samples // 6
+    labels = np.concatenate([np.arange(samples - test) % classes, np.arange(test) % classes])
+
+    def split():
+        return make_partition(
+            labels, samples - test, clients, kind=kind, classes_per_client=owned, protocol=protocol,
+            validation_fraction=validation, min_samples=minimum, seed=seed, num_classes=classes,
+        )  # fmt: skip
+
+    try:
+        config.check_split()
+    except PfedafmError:
+        with pytest.raises(PfedafmError):
+            split()
+        return
+    try:
+        made = split()
+    except PfedafmError:
+        assert kind == "pathological"  # a class with one image less, or what the authors' protocol happens to keep
+        return
+    taken = np.concatenate([*made.train, *made.test, *made.validation])
+    assert len(taken) == len(np.unique(taken)) and all(map(len, made.train)) and all(map(len, made.test))
+
+
+# ---------------------------------------------------------------------------------------------- damaged files
+
+
+@st.composite
+def damages(draw):
+    """A function that changes bytes."""
+    kind, at, bit = draw(st.sampled_from(["flip", "cut", "insert"])), draw(st.floats(0, 1)), draw(st.integers(0, 7))
+
+    def damaged(content: bytes) -> bytes:
+        index = min(int(at * len(content)), len(content) - 1)
+        if kind == "flip":
+            return content[:index] + bytes([content[index] ^ (1 << bit)]) + content[index + 1 :]
+        return content[:index] + (
+            content[index + 1 + bit :] if kind == "cut" else b"\x80" * (bit + 1) + content[index:]
+        )
+
+    return damaged
+
+
+@given(damaged=damages())
+@settings(max_examples=200, deadline=None)
+def test_a_damaged_split_file_is_refused_or_harmless(damaged, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / "damaged-partition.npz"
+    rows = tuple(np.arange(3 * client, 3 * client + 3, dtype=np.int32) for client in range(4))
+    whole = Partition(rows, rows, tuple(row[:0] for row in rows))
+    whole.save(path)
+    path.write_bytes(damaged(path.read_bytes()))
+    try:
+        read = Partition.load(path)
+    except PfedafmError as error:
+        assert str(path) in str(error)
+    else:
+        assert len(read.train) == len(read.test) == len(read.validation)
+
+
+def tiny_arrays() -> Arrays:
+    draw = np.random.default_rng(0)
+    images, labels = draw.integers(256, size=(6, 32, 32, 3), dtype=np.uint8), np.arange(6, dtype=np.uint8)
+    return Arrays(images, labels, images[:2], labels[:2])
+
+
+@given(damaged=damages())
+@settings(max_examples=100, deadline=None)
+def test_a_damaged_data_cache_is_never_used(damaged, tmp_path_factory):
+    folder, arrays = tmp_path_factory.getbasetemp() / "damaged-cache", tiny_arrays()
+    tiny, said = dataclasses.replace(CIFAR10, sums=sums_of(arrays)), []
+    data_cache.store(tiny, arrays, "here", folder, said.append)
+    path = folder / "cifar10.npz"
+    path.write_bytes(damaged(path.read_bytes()))
+    found = data_cache.load(tiny, folder, said.append)
+    if found is None:
+        assert "damaged" in said[0] and not path.exists()
+    else:  # zip files have bytes that mean nothing
+        assert all(np.array_equal(a, b) for a, b in zip(found[0], arrays, strict=True))
+
+
+@given(damaged=damages(), protocol=st.sampled_from([2, 4, 5]))
+@settings(max_examples=300, deadline=None)
+def test_a_damaged_pickle_is_refused_or_gives_arrays(damaged, protocol):
+    arrays = tiny_arrays()
+    batch = {b"data": arrays.train_images.reshape(6, -1), b"labels": arrays.train_labels.tolist()}
+    try:
+        images, labels = _from_pickle(CIFAR10, damaged(pickle.dumps(batch, protocol)), "here")
+    except PfedafmError as error:
+        assert str(error).startswith("here: ")
+    else:
+        assert images.dtype == np.uint8 and len(images) == len(labels)
+
+
+class Asks:
+    """Pickles to a call."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [Asks(bytes, 10**13), Asks(np.ndarray, (10**13,)), Asks(eval, "1"), Asks(np.load, "x"), Asks(io.BytesIO, b"x")],
+    ids=["bytes", "array", "eval", "load", "file"],
+)
+def test_a_pickle_cannot_ask_for_memory_or_for_functions(asked):
+    with pytest.raises(PfedafmError, match=r"here: (refused or )?damaged pickle"):
+        _from_pickle(CIFAR10, pickle.dumps({b"data": asked}, 2), "here")
