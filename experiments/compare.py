@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pfedafm_jax import cli, plots
 from pfedafm_jax.compare import collect, markdown
-from pfedafm_jax.engine import setup_devices
 from pfedafm_jax.errors import Interrupted, PfedafmError
 from pfedafm_jax.experiment import Experiment, load_data, split
 from pfedafm_jax.interruption import Interruption
@@ -38,16 +37,17 @@ def main() -> int:
         raise PfedafmError(
             f"seeds = {options.more.seeds!r} cannot be used; accepted: whole numbers like 0,1,2"
         ) from None
-    setup_devices(config.devices)
+    first = options.start(config.devices)
     base = Path(f"{options.run_dir}-compare") if options.more.run_dir is None else options.run_dir
-    RunFolder(base).check()
+    if first:
+        RunFolder(base).check()
     plan = [
         (name, seed, base / f"{name}-seed{seed}", replace(config, method=name, seed=seed).check())
         for seed in dict.fromkeys(seeds)
         for name in methods
     ]
     # All folders are looked at before the first run starts.
-    finished = [finished_summary(settings, run_dir, options.fresh) for _, _, run_dir, settings in plan]
+    finished = [finished_summary(settings, run_dir, options.fresh, first) for _, _, run_dir, settings in plan]
     runs, shared = [], {}
     with Interruption() as interruption, cli.Watch(config.rounds, len(plan)) as watch:
         for (name, seed, run_dir, settings), done in zip(plan, finished, strict=True):
@@ -72,6 +72,8 @@ def main() -> int:
             runs.append((name, seed, run_dir, summary))
             if interruption.signal_number is not None:
                 raise Interrupted("stopped between two runs; the same command goes on", interruption.signal_number)
+    if not first:
+        return 0
     rows = collect([(name, summary) for name, _, _, summary in runs])
     cli.print_comparison(rows)
     curves = {find_method(name).title: [str(r[2]) for r in runs if r[0] == name] for name in methods}

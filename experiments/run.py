@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 from pfedafm_jax import cli
-from pfedafm_jax.engine import setup_devices
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.interruption import Interruption
 from pfedafm_jax.runner import finished_summary, run_into
@@ -14,8 +13,8 @@ CONFIGS = Path(__file__).parent / "configs"
 
 def main() -> int:
     config, options = cli.parse(sys.argv[1:], CONFIGS, "experiments/run.py", __doc__ or "")
-    setup_devices(config.devices)
-    finished = finished_summary(config, options.run_dir, options.fresh)
+    first = options.start(config.devices)
+    finished = finished_summary(config, options.run_dir, options.fresh, writes=first)
     if finished:
         cli.console.print(f"[bold]{options.run_dir}[/bold] is finished already; --fresh starts over")
         cli.print_summary(finished, sorted(options.run_dir.glob("*.png")))

@@ -7,7 +7,8 @@
 A checkpoint is the clients of all folders that its manifest names, later ones over earlier ones, so that a save costs
 what the changed clients cost, however many there are. Once more than half of the rows on disk are outdated, a save takes
 along clients of the emptiest folders (at most as many as have changed), until nobody needs these folders.
-The last two checkpoints and the best one are kept. Nothing in them depends on the number of devices or processes.
+The last two checkpoints and the best one are kept. Nothing in them depends on the number of devices or processes: where
+several processes run together, Orbax has each write its own clients into the folder, which all of them must see.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ import jax
 import numpy as np
 
 from pfedafm_jax.data.atomic import write_atomically
-from pfedafm_jax.engine import ClientStore
+from pfedafm_jax.engine import ClientStore, Hosts
 from pfedafm_jax.errors import PfedafmError, disk_is_full, storage_error
 
 Tree = Any
@@ -54,8 +55,14 @@ class Checkpoints:
     """
 
     def __init__(
-        self, folder: str | Path, identity: dict[str, Any] | None = None, log: Callable[[str], None] = lambda line: None
+        self,
+        folder: str | Path,
+        identity: dict[str, Any] | None = None,
+        log: Callable[[str], None] = lambda line: None,
+        hosts: Hosts | None = None,
     ):
+        self._hosts = hosts if hosts and hosts.count > 1 else None
+        self._process, self._processes = (hosts.index, hosts.count) if hosts else (0, 1)
         self.folder, self.identity, self.log = Path(folder).absolute(), identity or {}, log
         self.seconds = self.background_seconds = 0.0
         self._versions: dict[int, Manifest] = {}
@@ -78,10 +85,10 @@ class Checkpoints:
                 continue
         return found
 
-    def load(self, store: ClientStore) -> Saved | None:
+    def load(self, store: ClientStore, home: np.ndarray | None = None) -> Saved | None:
         """The newest checkpoint whose files are all as they were written, its clients put into `store`; None: none yet.
 
-        Damaged ones are named and skipped.
+        Damaged ones are named and skipped. With several processes `home[client]` becomes the one that keeps a client.
         """
         self._holder = np.zeros(len(store.groups), np.int64)
         rounds = self._rounds()
@@ -94,24 +101,32 @@ class Checkpoints:
                 continue
             self._versions = {n: m for n, m in self.manifests().items() if n <= number}
             self._last = number
-            return self._read(manifest, store)
+            return self._read(manifest, store, home)
         if rounds:
             raise PfedafmError(f"no checkpoint in {self.folder} can be used, all are damaged; --fresh starts over")
         return None
 
-    def _read(self, manifest: Manifest, store: ClientStore) -> Saved:
-        for part in manifest["parts"]:
-            content = _orbax_read(self.folder / _name(part) / "clients")
-            self._rows[part] = 0
-            for group, rows in sorted(content.items()):
-                clients = rows["clients"]
-                store.write(int(group), clients, fitted(store.start(int(group)), rows["states"], len(clients)))
-                self._holder[clients] = part
-                self._rows[part] += len(clients)
-        store.changed[:] = False
+    def _read(self, manifest: Manifest, store: ClientStore, home: np.ndarray | None) -> Saved:
         folder = self.folder / _name(manifest["round"])
         run = _orbax_read(folder / "run")
-        details = json.loads((folder / "details" / "metadata").read_text())
+        kept = run["arrays"].pop("home", None)
+        if kept is None or manifest["processes"] != self._processes:
+            kept = np.arange(len(store.groups)) % self._processes
+        for part in manifest["parts"]:
+            self._rows[part] = 0
+            for group, rows in sorted(_orbax_read(self.folder / _name(part) / "clients").items()):
+                clients = rows["clients"].reshape(-1)  # -1 fills the rows of a process with fewer clients than another
+                states = {name: leaf.reshape(len(clients), *leaf.shape[rows["clients"].ndim :]) for name, leaf in
+                          rows["states"].items()}  # fmt: skip
+                mine = np.where((clients >= 0) & (kept[clients] == self._process), clients, -1)
+                store.write(int(group), mine, fitted(store.start(int(group)), states, len(clients)))
+                clients = clients[clients >= 0]
+                self._holder[clients] = part
+                self._rows[part] += len(clients)
+                if home is not None and self._hosts:
+                    home[clients] = kept[clients]
+        store.changed[:] = False
+        details = json.loads(run["details"].tobytes())
         return Saved(manifest["round"], run.get("server", {}), run["arrays"], details)
 
     def _verify(self, manifest: Manifest) -> None:
@@ -139,8 +154,12 @@ class Checkpoints:
         arrays: Leaves,
         details: dict[str, Any],
         score: float | None = None,
+        home: np.ndarray | None = None,
     ) -> None:
-        """Saves round `number` in the background, after copying what has changed; the highest `score` is the best."""
+        """Saves round `number` in the background, after copying what has changed; the highest `score` is the best.
+
+        With several processes `home[client]` is the one that keeps a client; `store.changed` is the same in all of them.
+        """
         self.wait()
         if number <= self._last:
             return
@@ -152,7 +171,12 @@ class Checkpoints:
         tree = {}
         for group in np.unique(store.groups[clients]):
             members = clients[store.groups[clients] == group]
-            tree[str(group)] = {"clients": members, "states": _filled(_by_path(store.read(int(group), members)))}
+            if self._hosts and home is not None:
+                members = self._hosts.own_rows(members, home[members])
+            states = _filled(_by_path(store.read(int(group), members)))
+            tree[str(group)] = {"clients": members, "states": states}
+            if self._hosts:
+                tree[str(group)] = jax.tree.map(self._hosts.joined, tree[str(group)])
         before, rows, last = self._holder[clients], dict(self._rows), self._last
 
         def undo() -> None:
@@ -165,8 +189,12 @@ class Checkpoints:
         parts = [int(part) for part in np.unique(self._holder) if part > 0]
         self._rows = {part: self._rows[part] for part in parts}
         run = {"server": _filled(named(server)), "arrays": {"round": np.array(number), **_filled(arrays)}}
+        if home is not None and self._hosts:
+            run["arrays"]["home"] = np.array(home)
         manifest = {"format": FORMAT, "round": number, "score": score, "parts": parts, **self.identity}
-        self._pending = self._pool.submit(self._write, manifest, tree, run, details)
+        manifest["processes"] = self._processes
+        run["details"] = np.frombuffer(json.dumps(details).encode(), np.uint8)
+        self._pending = self._pool.submit(self._write, manifest, tree, run)
         self.seconds += time.perf_counter() - start
 
     def _taken_along(self, changed: np.ndarray) -> np.ndarray:
@@ -180,15 +208,18 @@ class Checkpoints:
         emptiest = parts[np.argsort(live / rows, kind="stable")]
         return np.concatenate([np.flatnonzero(holder == part) for part in emptiest])[: len(changed)]
 
-    def _write(self, manifest: Manifest, clients: Tree, run: Tree, details: dict[str, Any]) -> None:
+    def _write(self, manifest: Manifest, clients: Tree, run: Tree) -> None:
         start, number = time.perf_counter(), manifest["round"]
         folder = self.folder / _name(number)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._manifest_path(number).unlink(missing_ok=True)
-        _remove(folder)  # what a save that was cut off, or a damaged checkpoint, left
+        if self._process == 0:
+            self._manifest_path(number).unlink(missing_ok=True)
+            _remove(folder)  # what a save that was cut off, or a damaged checkpoint, left
         try:
             _reserve(self.folder, sum(leaf.nbytes for leaf in jax.tree.leaves((clients, run))))
-            _orbax_write(folder, clients, run, details)
+            _orbax_write(folder, {"clients": clients, "run": run})
+            if self._process > 0:
+                return
             files = {}
             for version in self._versions.values():  # clients of earlier folders, as it was when these were written
                 for name, entry in version["files"].items():
@@ -211,12 +242,22 @@ class Checkpoints:
         best = [min(scores, key=lambda n: (-scores[n], n))] if scores else []
         kept = {*sorted(self._versions)[-latest:], *best}
         self._versions = {n: m for n, m in self._versions.items() if n in kept}
+        self.clean(max(kept, default=0))
+
+    def clean(self, last: int | None = None) -> None:
+        """Removes what no checkpoint that is known to be good needs; the first process does it for all.
+
+        `last`: only what is not newer, since other processes may be at the next one already.
+        """
+        if self._process > 0:
+            return
         for number in self._rounds():
-            if number not in kept:
+            if number not in self._versions:
                 self._manifest_path(number).unlink(missing_ok=True)
-        needed = {_name(part) for manifest in self._versions.values() for part in manifest["parts"]}
+        needed = {part for manifest in self._versions.values() for part in manifest["parts"]}
         for path in self.folder.glob("round-*"):
-            if path.is_dir() and path.name not in needed:
+            part = _part_of(path.name)
+            if path.is_dir() and part not in needed and (last is None or part is None or part <= last):
                 _remove(path)
 
     def check(self) -> None:
@@ -245,7 +286,7 @@ class Checkpoints:
 
     def close(self) -> None:
         """Lets a save that is under way end; whether it succeeds no longer matters to anybody."""
-        self._pool.shutdown()
+        self._pool.shutdown(wait=self._hosts is None)  # where another process is gone it would never end
 
     def clear(self) -> None:
         """Removes all checkpoints."""
@@ -354,16 +395,18 @@ def _orbax() -> Any:
     return ocp
 
 
-def _orbax_write(folder: Path, clients: Tree, run: Tree, details: dict[str, Any]) -> None:
+def _orbax_write(folder: Path, trees: dict[str, Tree]) -> None:
     ocp = _orbax()
-    items = {"run": ocp.args.StandardSave(run), "details": ocp.args.JsonSave(details)}
-    if clients:
-        items["clients"] = ocp.args.StandardSave(clients)
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-        checkpointer.save(folder, args=ocp.args.Composite(**items))
+    for name, tree in trees.items():
+        if tree:
+            with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+                checkpointer.save(folder / name, args=ocp.args.StandardSave(tree))
 
 
 def _orbax_read(folder: Path) -> Any:
+    """A tree as numpy arrays, however many devices and processes it was written by."""
     ocp = _orbax()
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        return checkpointer.restore(folder, args=ocp.args.StandardRestore())
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        found = checkpointer.metadata(folder).item_metadata.tree
+        plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), found)
+        return checkpointer.restore(folder, args=ocp.args.PyTreeRestore(restore_args=plain))

@@ -1,6 +1,7 @@
 """What the commands share: reading settings from the command line, and talking to people in a terminal."""
 
 import argparse
+import os
 import re
 import shlex
 import sys
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import jax
 import numpy as np
 import tyro
 from rich.console import Console
@@ -17,6 +19,7 @@ from rich.table import Table
 
 from pfedafm_jax.compare import COLUMNS, cell, human
 from pfedafm_jax.config import PRESETS, Config, known, load_config, paper_scale, with_preset
+from pfedafm_jax.engine import join, setup_devices
 from pfedafm_jax.errors import Interrupted, PfedafmError
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.methods import find_method
@@ -36,26 +39,37 @@ class Options:
     command: str
     more: argparse.Namespace  # options of one command alone
 
+    def start(self, devices: int) -> bool:
+        """Meets the other processes, if there are any, and sets up the devices; whether this process is the first."""
+        if self.more.coordinator is not None:
+            join(self.more.coordinator, self.more.num_processes, self.more.process_id)
+        setup_devices(devices)
+        first = self.more.coordinator is None or jax.process_index() == 0
+        console.quiet = not first  # one process speaks for all
+        return first
+
 
 def guarded(main: Callable[[], int | None]) -> NoReturn:
     """Runs a command: a `PfedafmError` becomes one message and its exit code, an interruption the conventional 130."""
     try:
         sys.exit(main() or 0)
     except Interrupted as stopped:
-        print(stopped, file=sys.stderr)
-        sys.exit(stopped.exit_code)
+        _leave(str(stopped), stopped.exit_code)
     except PfedafmError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _leave(f"error: {error}", error.exit_code)
     except OSError as error:  # a disk that is full, or gone, outside the rounds
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        _leave(f"error: {error}", 1)
     except MemoryError as error:
-        print(f"error: not enough memory on this machine ({error})", file=sys.stderr)
-        sys.exit(1)
+        _leave(f"error: not enough memory on this machine ({error})", 1)
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        sys.exit(130)
+        _leave("\ninterrupted", 130)
+
+
+def _leave(message: str, code: int) -> NoReturn:
+    print(message, file=sys.stderr, flush=True)
+    if jax.distributed.is_initialized():
+        os._exit(code)  # the usual way out waits for the other processes, which may be gone
+    sys.exit(code)
 
 
 def config_files(folder: Path) -> dict[str, Path]:
@@ -84,9 +98,15 @@ def parse(
     parser.add_argument("--run-dir", metavar="DIR", help="where the files of the run go (default: runs/NAME)")
     parser.add_argument("--data-dir", metavar="DIR", help="folder or archive with the dataset")
     parser.add_argument("--fresh", action="store_true", help="start over even if the run is there already")
+    parser.add_argument("--coordinator", metavar="ADDRESS:PORT",
+                        help="where the processes of a run over several meet; auto: as Slurm or MPI say")  # fmt: skip
+    parser.add_argument("--num-processes", type=int, metavar="P", help="how many processes, beside --coordinator")
+    parser.add_argument("--process-id", type=int, metavar="I", help="which of them this is, 0 to P - 1")
     add_options(parser)
     asks_help = any(word in ("--help", "-h") for word in argv)
     own, rest = parser.parse_known_args([word for word in argv if word not in ("--help", "-h")])
+    if own.coordinator is None and (own.num_processes, own.process_id) != (None, None):
+        raise PfedafmError("num_processes and process_id are used beside --coordinator ADDRESS:PORT, which is missing")
     files = config_files(configs)
     if own.config == "" and not asks_help:
         print_configs(files)

@@ -1,6 +1,8 @@
 """A run with its folder: started or gone on with, watched, recorded, saved, drawn; skipped where it is finished already."""
 
+import contextlib
 import hashlib
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,14 +31,17 @@ def checkpoint_folder(run_dir: str | Path) -> Path:
     return place / "checkpoints"
 
 
-def finished_summary(config: Config, run_dir: str | Path, fresh: bool = False) -> dict[str, Any] | None:
+def finished_summary(
+    config: Config, run_dir: str | Path, fresh: bool = False, writes: bool = True
+) -> dict[str, Any] | None:
     """The summary of a run that is finished with these settings; None: there is something left to do.
 
-    Raises before any work where the folder cannot be used, or holds a run that cannot be gone on with.
+    Raises before any work where the folder cannot be used, or holds a run that cannot be gone on with. `writes`: whether
+    this process is the one that writes into it.
     """
     folder = RunFolder(run_dir)
     summary = None if fresh else folder.summary()
-    if summary is None or summary["rounds"] != config.rounds:  # there is something to write
+    if writes and (summary is None or summary["rounds"] != config.rounds):  # there is something to write
         folder.check()
         RunFolder(checkpoint_folder(run_dir)).check()
     if fresh:
@@ -89,18 +94,23 @@ def run_into(
 
     `show` is given every new record, `resumed` those of before; `fresh` starts over.
     """
-    finished_summary(experiment.config, run_dir, fresh)
+    hosts = experiment.federation.hosts
+    finished_summary(experiment.config, run_dir, fresh, hosts.first)
     folder, interruption = RunFolder(run_dir), interruption or Interruption()
-    with folder.lock():
-        checkpoints = Checkpoints(checkpoint_folder(run_dir), identity(experiment), log)
+    with folder.lock() if hosts.first else contextlib.nullcontext():
+        checkpoints = Checkpoints(checkpoint_folder(run_dir), identity(experiment), log, hosts)
         try:
-            if fresh:
+            if fresh and hosts.first:
                 checkpoints.clear()
-            elif go_on(experiment, checkpoints):
+            if not fresh and go_on(experiment, checkpoints):
                 resumed(experiment.records)
-            folder.start(experiment, command)
+            if hosts.first:
+                folder.start(experiment, command)
+            hosts.any(False)  # nobody starts before the folder is as it should be
             with interruption.saved_at_the_end_of_a_round():
                 _rounds(experiment, folder, checkpoints, show, interruption)
+            if not hosts.first:
+                return experiment.summary(), []
             title = title_of(experiment.config, experiment.federation.method.title)
             pictures = plots.draw_all(experiment, run_dir, title)
             summary = folder.finish(
@@ -122,11 +132,14 @@ def _rounds(
     show: Callable[[Record], None],
     interruption: Interruption,
 ) -> None:
-    config = experiment.config
+    config, hosts = experiment.config, experiment.federation.hosts
     for record in experiment.rounds():
-        folder.add(record)
-        show(record)
+        if hosts.first:
+            folder.add(record)
+            show(record)
         number, stopped = experiment.round, interruption.signal_number is not None
+        if hosts.count > 1:  # a signal to one process is meant for all
+            stopped = hosts.any(stopped)
         if config.checkpoint_every and (number % config.checkpoint_every == 0 or number == config.rounds or stopped):
             save(experiment, checkpoints)
         checkpoints.check()
@@ -135,7 +148,7 @@ def _rounds(
             kept = f"saved in {checkpoints.folder}" if config.checkpoint_every else "not saved (checkpoint_every = 0)"
             raise Interrupted(
                 f"stopped after round {number} of {config.rounds}, {kept}; the same command goes on",
-                interruption.signal_number or 0,
+                interruption.signal_number or signal.SIGTERM,
             )
     checkpoints.finish()
 
@@ -159,7 +172,8 @@ def save(experiment: Experiment, checkpoints: Checkpoints) -> None:
     """Saves an experiment as it stands after its last round, in the background."""
     details, arrays = experiment.history()
     federation, score = experiment.federation, experiment.records[-1]["mean_accuracy"]
-    checkpoints.save(experiment.round, federation.store, jax.device_get(federation.server), arrays, details, score)
+    server = jax.device_get(federation.server)
+    checkpoints.save(experiment.round, federation.store, server, arrays, details, score, federation.home)
 
 
 def go_on(experiment: Experiment, checkpoints: Checkpoints) -> bool:
@@ -171,7 +185,10 @@ def go_on(experiment: Experiment, checkpoints: Checkpoints) -> bool:
                   if manifest[what] != mine[what]]  # fmt: skip
         _refuse_other(checkpoints.folder, found)
     federation = experiment.federation
-    saved = checkpoints.load(federation.store)
+    saved = checkpoints.load(federation.store, federation.home)
+    if federation.hosts.count > 1:
+        federation.hosts.any(False)  # all have read what they need
+        checkpoints.clean()  # half-written folders: one of them could be taken for a new one
     if saved is None:
         return False
     federation.server = federation.devices.replicate(fitted(jax.device_get(federation.server), saved.server))

@@ -2,6 +2,17 @@
 
 from pfedafm_jax.engine.devices import Devices, setup_devices
 from pfedafm_jax.engine.federation import Federation, RoundResult, draw_participants
+from pfedafm_jax.engine.hosts import Hosts, LostProcess, join
 from pfedafm_jax.engine.store import ClientStore
 
-__all__ = ["ClientStore", "Devices", "Federation", "RoundResult", "draw_participants", "setup_devices"]
+__all__ = [
+    "ClientStore",
+    "Devices",
+    "Federation",
+    "Hosts",
+    "LostProcess",
+    "RoundResult",
+    "draw_participants",
+    "join",
+    "setup_devices",
+]

@@ -241,6 +241,7 @@ class Federation:
                 self.store.write(group, np.where(np.isin(rows, wanted), rows, -1), states)
                 self.store.forget(here)
         self.home[order] = process
+        self.store.changed[order] = True  # as in all other processes
         return [client for client, new in zip(order, process, strict=True) if new == self.hosts.index]
 
     def _collected(self, order: list[int], info: dict[int, dict[str, Any]]) -> dict[str, np.ndarray]:

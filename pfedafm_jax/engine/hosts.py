@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfedafm_jax.errors import PfedafmError
 
@@ -21,6 +22,8 @@ SILENCE_SECONDS = 30  # a process that gives no sign of life for so long is take
 
 class LostProcess(PfedafmError):
     """Another process of the run is gone."""
+
+    exit_code = 1
 
 
 def join(coordinator: str, num_processes: int | None = None, process_id: int | None = None) -> None:
@@ -36,6 +39,7 @@ def join(coordinator: str, num_processes: int | None = None, process_id: int | N
             "num_processes": num_processes,
             "process_id": process_id,
         }
+    jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
     try:
         jax.distributed.initialize(
             **options, initialization_timeout=MEETING_SECONDS, heartbeat_timeout_seconds=SILENCE_SECONDS
@@ -75,6 +79,10 @@ class Hosts:
         """Whether this process writes the records and speaks to the user."""
         return self.index == 0
 
+    def any(self, here: bool) -> bool:
+        """Whether something is so in any process; waits for all of them."""
+        return bool(self.sum(np.array([here], np.int32))[0])
+
     def sum(self, tree: Tree) -> Tree:
         """The sum of a tree over all processes, as numpy arrays; with one process the tree itself."""
         if self.count == 1:
@@ -84,6 +92,16 @@ class Hosts:
         with _explained():
             total = self._sum(jax.tree.map(lambda leaf: np.asarray(leaf)[None], tree))
             return jax.tree.map(lambda leaf: np.asarray(leaf.addressable_shards[0].data)[0], total)
+
+    def own_rows(self, clients: np.ndarray, home: np.ndarray) -> np.ndarray:
+        """Those of `clients` whose home is here, filled with -1 to as many rows as the process with most has."""
+        own = clients[home == self.index]
+        return np.concatenate([own, np.full(np.bincount(home, minlength=self.count).max() - len(own), -1)])
+
+    def joined(self, rows: np.ndarray) -> jax.Array:
+        """Every process's rows as one array `[processes, …]`, each part kept where it is."""
+        sharding = NamedSharding(Mesh(np.array(self._meeting), (AXIS,)), PartitionSpec(AXIS))
+        return jax.make_array_from_process_local_data(sharding, np.asarray(rows)[None])
 
     def move(self, tree: Tree) -> Tree:
         """Arrays that one process fills and the others leave zero, given to all, to the last bit."""
@@ -100,8 +118,10 @@ def _explained():
     """Turns the runtime's error about a lost peer into one that says what to do."""
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        reason = str(error).strip().splitlines()[0][:200]
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        if "Gloo" not in reason and not isinstance(error, jax.errors.JaxRuntimeError):
+            raise
         raise LostProcess(
             f"another process of this run is gone ({reason}); start all processes again with the same command: the run "
             "goes on from its last checkpoint"

@@ -115,7 +115,7 @@ class ClientStore:
     def forget(self, clients: Sequence[int] | np.ndarray) -> None:
         """These clients' states are kept elsewhere from now on; numbers below 0 are skipped."""
         gone = [client for client in clients if client >= 0]
-        self.visited[gone] = self.changed[gone] = False
+        self.visited[gone] = False
 
     def start(self, group: int) -> Tree:
         """The start state of an architecture's clients."""
