@@ -188,7 +188,10 @@ class Checkpoints:
         self._rows[number] = len(clients)
         parts = [int(part) for part in np.unique(self._holder) if part > 0]
         self._rows = {part: self._rows[part] for part in parts}
-        run = {"server": _filled(named(server)), "arrays": {"round": np.array(number), **_filled(arrays)}}
+        run: dict[str, Tree] = {
+            "server": _filled(named(server)),
+            "arrays": {"round": np.array(number), **_filled(arrays)},
+        }
         if home is not None and self._hosts:
             run["arrays"]["home"] = np.array(home)
         manifest = {"format": FORMAT, "round": number, "score": score, "parts": parts, **self.identity}
