@@ -69,6 +69,7 @@ def test_two_processes_agree_with_one_and_one_goes_on_from_them(tmp_path, alone)
     assert_same(records(tmp_path, "two"), alone)
 
 
+@pytest.mark.faults
 def test_a_killed_process_ends_the_run_which_then_goes_on(tmp_path, alone):
     processes = start_all(tmp_path, "two", 2, "--rounds", "100000")
     deadline = time.monotonic() + 120
