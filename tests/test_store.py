@@ -1,6 +1,8 @@
 """States between visits: the same in memory and on disk, and the start where nobody has been."""
 
 import gc
+import os
+from pathlib import Path
 
 import chex
 import jax
@@ -122,3 +124,21 @@ def test_the_folder_goes_with_the_store(tmp_path):
     del store
     gc.collect()
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory of a process is read from /proc")
+def test_ten_thousand_clients_take_room_only_for_those_that_were_drawn(tmp_path):
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    clients = 10_000
+    starts = [{"weights": np.full(2**18, group, np.float32)} for group in range(5)]  # 1 MiB each, 10 GiB in all
+    before = resident()
+    store = ClientStore(starts, np.arange(clients) % 5, place="disk", folder=tmp_path)
+    drawn = np.array([3, 4_998, 9_998])
+    state = store.read(3, drawn)
+    store.write(3, drawn, {"weights": state["weights"] + 1})
+    assert store.nbytes == clients * 2**20 and store.on_disk
+    assert np.all(store.read(3, [4_998])["weights"] == 4) and np.all(store.read(3, [4_993])["weights"] == 3)
+    assert np.flatnonzero(store.visited).tolist() == drawn.tolist()
+    assert resident() - before < 100 * 2**20
