@@ -8,7 +8,8 @@ A checkpoint is the clients of all folders that its manifest names, later ones o
 what the changed clients cost, however many there are. Once more than half of the rows on disk are outdated, a save takes
 along clients of the emptiest folders (at most as many as have changed), until nobody needs these folders.
 The last two checkpoints and the best one are kept. Nothing in them depends on the number of devices or processes: where
-several processes run together, Orbax has each write its own clients into the folder, which all of them must see.
+several processes run together, Orbax has each write its own clients into the folder, which all of them must see, and
+rounds wait for it.
 """
 
 import hashlib
@@ -28,6 +29,7 @@ import numpy as np
 
 from pfedafm_jax.data.atomic import write_atomically
 from pfedafm_jax.engine import ClientStore, Hosts
+from pfedafm_jax.engine.hosts import lost_process
 from pfedafm_jax.errors import PfedafmError, disk_is_full, storage_error
 
 Tree = Any
@@ -198,6 +200,9 @@ class Checkpoints:
         manifest["processes"] = self._processes
         run["details"] = np.frombuffer(json.dumps(details).encode(), np.uint8)
         self._pending = self._pool.submit(self._write, manifest, tree, run)
+        if self._hosts:  # Orbax lets the processes meet as rounds do, and the two kinds of meeting must not overlap
+            self.wait()
+            return
         self.seconds += time.perf_counter() - start
 
     def _taken_along(self, changed: np.ndarray) -> np.ndarray:
@@ -278,6 +283,8 @@ class Checkpoints:
             pending.result()
         except Exception as error:
             self._undo()
+            if self._hosts and (lost := lost_process(error)):
+                raise lost from None
             raise storage_error(f"a checkpoint in {self.folder}", self.folder, error) from error
         finally:
             self.seconds += time.perf_counter() - start

@@ -119,10 +119,15 @@ def _explained():
     try:
         yield
     except (jax.errors.JaxRuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        if "Gloo" not in reason and not isinstance(error, jax.errors.JaxRuntimeError):
-            raise
-        raise LostProcess(
-            f"another process of this run is gone ({reason}); start all processes again with the same command: the run "
-            "goes on from its last checkpoint"
-        ) from None
+        raise lost_process(error) or error from None
+
+
+def lost_process(error: BaseException) -> LostProcess | None:
+    """What to tell where an error of the runtime means that another process is gone."""
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    if "Gloo" not in reason and not isinstance(error, jax.errors.JaxRuntimeError):
+        return None
+    return LostProcess(
+        f"another process of this run is gone ({reason}); start all processes again with the same command: the run goes "
+        "on from its last checkpoint"
+    )
