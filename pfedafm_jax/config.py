@@ -11,27 +11,40 @@ import tomllib
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.method_settings import FD, FML, FedAPEN, FedKD, FedProto, LGFedAvg, PFedAFM
+from pfedafm_jax.method_settings import FD, FML, FedAPEN, FedKD, FedProto, FedRep, LGFedAvg, PFedAFM
 from pfedafm_jax.models import extractor_names
 from pfedafm_jax.presets import PRESETS
 
+if TYPE_CHECKING:
+    from pfedafm_jax.data import Dataset
+
 DATASETS = ("cifar10", "cifar100", "synthetic")
+OWN_DATA = ("folder:", "npz:", "tfds:")  # data of one's own: what it is, then where it is
 PAPER_COLUMNS = {10: 1.0, 50: 0.2, 100: 0.1}  # N: C, the three columns of the paper's tables
 
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides a run."""
+    """Everything that decides a run.
+
+    >>> Config(dataset="synthetic", num_clients=20, participation=0.2).num_participants
+    4
+    >>> Config(participation=0.001).check()
+    Traceback (most recent call last):
+    pfedafm_jax.errors.PfedafmError: participation = 0.001 cannot be used; accepted: at least 0.01: one of 100 clients a round
+    """
 
     method: str = "pfedafm"
-    """The federated method."""
+    """The federated method: pfedafm, standalone, lg_fedavg, fd, fedproto, fml, fedkd, fedapen, or one that gives every client the shared extractor, whatever `architectures` says: fedper, fedrep."""
 
     # Data
     dataset: str = "cifar10"
-    """cifar10, cifar100, or synthetic (generated, for trying things out)."""
+    """cifar10, cifar100, synthetic (generated, for trying things out), or your own: folder:PATH (images in one folder a class), npz:PATH, tfds:NAME."""
+    image_size: int = 0
+    """folder: and tfds: resize images to this height and width; 0: all have one size."""
     synthetic_classes: int = 10
     """Number of classes of the synthetic dataset."""
     synthetic_samples: int = 6000
@@ -103,6 +116,9 @@ class Config:
     fml: FML = field(default_factory=FML)
     fedkd: FedKD = field(default_factory=FedKD)
     fedapen: FedAPEN = field(default_factory=FedAPEN)
+    fedrep: FedRep = field(default_factory=FedRep)
+    set: tuple[str, ...] = ()
+    """Settings of methods of your own: METHOD.SETTING=VALUE, one or more."""
 
     # Machine
     devices: int = 0
@@ -119,15 +135,17 @@ class Config:
         """K = C · N."""
         return round(self.participation * self.num_clients)
 
-    def check(self) -> "Config":
-        """Raises `PfedafmError` on the first setting that cannot work; returns itself."""
-        _check_types(self)
+    def check(self, dataset: "Dataset | None" = None) -> "Config":
+        """Raises `PfedafmError` on the first setting that cannot work; returns itself.
+
+        The dataset may have any name, as data given by hand has; with the data at hand its classes and channels count.
+        """
+        check_types(self)
         for name, (test, accepted) in _RANGES.items():
             value = attrgetter(name)(self)
             if value is not None and not ((isinstance(value, int) or math.isfinite(value)) and test(value)):
                 raise bad(name, value, accepted)
-        if self.dataset not in DATASETS:
-            raise bad("dataset", self.dataset, known(self.dataset, DATASETS))
+        self._check_data(dataset)
         if self.num_participants < 1:
             raise bad(
                 "participation",
@@ -140,27 +158,49 @@ class Config:
             if name not in extractor_names():
                 setting = "shared_extractor" if name == self.shared_extractor else "architectures"
                 raise bad(setting, name, known(name, extractor_names()))
+        layers = self.lg_fedavg.shared_layers
+        if not layers or len(set(layers)) < len(layers):
+            raise bad("lg_fedavg.shared_layers", layers, "one or more names, each once")
+        return self
+
+    def _check_data(self, dataset: "Dataset | None") -> None:
+        if self.image_size and not self.dataset.startswith(("folder:", "tfds:")):
+            raise bad("image_size", self.image_size, f"0 (as they are) for {self.dataset}, where all have one size")
         if self.dataset == "synthetic" and self.synthetic_samples < 6 * self.synthetic_classes:
             raise bad(
                 "synthetic_samples",
                 self.synthetic_samples,
                 f"at least {6 * self.synthetic_classes} for {self.synthetic_classes} classes",
             )
-        classes = {"cifar10": 10, "cifar100": 100, "synthetic": self.synthetic_classes}[self.dataset]
-        if self.partition == "pathological" and self.classes_per_client > classes:
+        classes = self._num_classes if dataset is None else dataset.num_classes
+        if classes == 1:
+            raise bad("dataset", self.dataset, "data of two or more classes; this has one only")
+        if classes is not None and self.partition == "pathological" and self.classes_per_client > classes:
             raise bad("classes_per_client", self.classes_per_client, f"1 to {classes}, the classes of {self.dataset}")
-        layers = self.lg_fedavg.shared_layers
-        if not layers or len(set(layers)) < len(layers):
-            raise bad("lg_fedavg.shared_layers", layers, "one or more names, each once")
-        return self
+        if dataset is not None and self.normalisation == "imagenet" and dataset.image_shape[-1] != 3:
+            raise bad(
+                "normalisation",
+                "imagenet",
+                f"dataset, for images that have {dataset.image_shape[-1]} and not 3 channels",
+            )
+
+    @property
+    def _num_classes(self) -> int | None:
+        """Classes of the dataset, where its name tells."""
+        return {"cifar10": 10, "cifar100": 100, "synthetic": self.synthetic_classes}.get(self.dataset)
 
     def check_split(self) -> "Config":
-        """Raises `PfedafmError` where the dataset is too small for the split, before it is loaded; returns itself.
+        """Raises `PfedafmError` where the dataset is not known or too small for the split, before it is loaded; returns
+        itself.
 
         What is not known yet (how many images of a class the authors' protocol keeps) is left to the split itself.
         """
-        images = self.synthetic_samples if self.dataset == "synthetic" else 60_000
-        classes = {"cifar10": 10, "cifar100": 100, "synthetic": self.synthetic_classes}[self.dataset]
+        images, classes = self.synthetic_samples if self.dataset == "synthetic" else 60_000, self._num_classes
+        if classes is None:
+            if not self.dataset.startswith(OWN_DATA) or self.dataset in OWN_DATA:
+                accepted = known(self.dataset, DATASETS)
+                raise bad("dataset", self.dataset, f"{accepted}, or your own: folder:PATH, npz:PATH, tfds:NAME")
+            return self
         held_out = 1 if self.validation_fraction > 0 else 0
         if self.protocol == "paper":
             pools, largest, least = [images], [images], [2 + held_out]
@@ -191,6 +231,7 @@ _COUNT = (lambda v: 1 <= v <= 10_000_000, "1 to 10,000,000")
 _RANGES = {
     "synthetic_classes": (lambda v: 2 <= v <= 1000, "2 to 1000"),
     "synthetic_samples": (lambda v: 1 <= v <= 10_000_000, "up to 10,000,000"),
+    "image_size": (lambda v: 0 <= v <= 4096, "0 (as they are) to 4096"),
     "classes_per_client": (lambda v: 1 <= v <= 1000, "1 or more, up to 1000"),
     "gamma": (lambda v: 1e-3 <= v <= 1e6, "a number above 0: 0.001 to 1e6"),
     "min_samples": (lambda v: 2 <= v <= 10_000_000, "2 or more (one to train on, one to test on), up to 10,000,000"),
@@ -226,6 +267,7 @@ _RANGES = {
     "fedapen.lambda_learning_rate": _RATE,
     "fedapen.lambda_epochs": (lambda v: 0 <= v <= 1_000_000, "0 or more, up to 1,000,000"),
     "fedapen.adaptability_fraction": (lambda v: 0 < v < 1, "above 0, below 1"),
+    "fedrep.head_epochs": (lambda v: 1 <= v <= 1_000_000, "1 to 1,000,000"),
 }
 
 
@@ -240,13 +282,14 @@ def known(name: str, names: Any) -> str:
     return ", ".join(names) + (f" (did you mean {near[0]}?)" if near else "")
 
 
-def _check_types(settings: Any, prefix: str = "") -> None:
+def check_types(settings: Any, prefix: str = "") -> None:
+    """Raises where a setting is not of the type it is declared with."""
     for name, kind in get_type_hints(type(settings)).items():
         value, setting = getattr(settings, name), prefix + name
         if dataclasses.is_dataclass(kind):
             if not isinstance(value, kind):  # type: ignore[arg-type]
                 raise bad(setting, value, f"{getattr(kind, '__name__', kind)}(...)")
-            _check_types(value, setting + ".")
+            check_types(value, setting + ".")
         elif get_origin(kind) is Literal:
             if not isinstance(value, str) or value not in get_args(kind):
                 raise bad(setting, value, known(value, get_args(kind)))
@@ -264,7 +307,11 @@ def _check_types(settings: Any, prefix: str = "") -> None:
 
 
 def updated(config: Config, values: dict[str, Any]) -> Config:
-    """`config` with some settings changed; nested dictionaries change nested settings."""
+    """`config` with some settings changed; nested dictionaries change nested settings.
+
+    >>> updated(Config(), {"rounds": 5, "pfedafm": {"mix_fixed": 0.5}}).pfedafm.mix_fixed
+    0.5
+    """
     return _updated(config, values, "")
 
 
@@ -282,7 +329,11 @@ def _updated(settings: Any, values: dict[str, Any], prefix: str) -> Any:
 
 
 def with_preset(config: Config, preset: str) -> Config:
-    """`config` with a named set of settings laid over it."""
+    """`config` with a named set of settings laid over it.
+
+    >>> with_preset(Config(), "authors_code").aggregation
+    'last'
+    """
     if preset not in PRESETS:
         raise bad("preset", preset, known(preset, PRESETS))
     changed = updated(config, PRESETS[preset])
@@ -312,7 +363,14 @@ def paper_scale(config: Config, num_clients: int = 100) -> Config:
 
 
 def load_config(path: str | Path) -> Config:
-    """Reads a TOML file of settings over the defaults."""
+    """Reads a TOML file of settings over the defaults.
+
+    >>> from tempfile import NamedTemporaryFile
+    >>> with NamedTemporaryFile("w", suffix=".toml") as file:
+    ...     print("rounds = 5", file=file, flush=True)
+    ...     load_config(file.name).rounds
+    5
+    """
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # a name or a content that no such file can have

@@ -46,6 +46,8 @@ class FD:
     """What clients average for each class: probabilities, or logits, which become probabilities when they are used."""
     temperature: float = 1.0
     """Logits are divided by it before the softmax that makes the targets (τ)."""
+    leave_one_out: bool = False
+    """A client receives rows without its own part in them (the first paper on FD); a row that is all its own is masked."""
     whole_table: bool = False
     """Count the whole table as received, not only the rows of a client's own classes."""
 
@@ -110,3 +112,11 @@ class FedAPEN:
     """Epochs over the adaptability set when a client receives a new shared model."""
     adaptability_fraction: float = 0.05
     """Part of a client's training data that λ is learned on and the models are not."""
+
+
+@dataclass(frozen=True)
+class FedRep:
+    """Settings of FedRep's own."""
+
+    head_epochs: int = 10
+    """Epochs of the header alone, before the local epochs of the extractor."""

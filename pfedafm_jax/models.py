@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.extractors import MobileNetSmall, ResNetSmall
+from pfedafm_jax.initialisers import initialisers
 
 Params = Any  # a pytree of arrays
 FEATURE_SIZE = 500
@@ -63,21 +65,6 @@ def plain_conv_pool(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> ja
     return lax.reduce_window(scores, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
-def _initialisers(initialisation: str, fan_in: int) -> dict[str, Any]:
-    """PyTorch's default is U(±1/√fan_in) for weights and biases; Flax's is LeCun normal weights and zero biases."""
-    if initialisation == "flax":
-        return {"kernel_init": nn.initializers.lecun_normal(), "bias_init": nn.initializers.zeros_init()}
-    bound = 1.0 / math.sqrt(fan_in)
-
-    def uniform(key, shape, dtype=jnp.float32):
-        # XLA's own generator with its algorithm named, so not left to the backend; it compiles faster than threefry.
-        seed = jnp.resize(jax.random.key_data(key), (4,))
-        _, bits = lax.rng_bit_generator(seed, shape, jnp.uint32, algorithm=lax.RandomAlgorithm.RNG_PHILOX)
-        return ((bits >> 8).astype(dtype) * (2.0 * bound / 2**24) - bound).astype(dtype)
-
-    return {"kernel_init": uniform, "bias_init": uniform}
-
-
 class ConvPool(nn.Module):
     """Conv 5x5 + ReLU + max-pool 2x2, parameters in the ordinary `(5, 5, in, out)` shape."""
 
@@ -88,7 +75,7 @@ class ConvPool(nn.Module):
     @nn.compact
     def __call__(self, images):
         channels = images.shape[-1]
-        init = _initialisers(self.initialisation, 25 * channels)
+        init = initialisers(self.initialisation, 25 * channels)
         kernel = self.param("kernel", init["kernel_init"], (5, 5, channels, self.features))
         bias = self.param("bias", init["bias_init"], (self.features,))
         even = images.shape[1] % 2 == 0 and images.shape[2] % 2 == 0
@@ -97,7 +84,7 @@ class ConvPool(nn.Module):
 
 def linear(width: int, inputs: jax.Array, initialisation: str, name: str) -> jax.Array:
     """A dense layer of the enclosing module, with the chosen initialisation."""
-    return nn.Dense(width, **_initialisers(initialisation, inputs.shape[-1]), name=name)(inputs)
+    return nn.Dense(width, **initialisers(initialisation, inputs.shape[-1]), name=name)(inputs)
 
 
 class CNN(nn.Module):
@@ -148,15 +135,25 @@ def register_extractor(name: str, extractor: nn.Module) -> None:
     """Makes a Flax module usable as an architecture under `name`: images in, `[batch, width]` out.
 
     A module with a field `features` gets its last layer set to the wanted width; any other gets a linear layer added
-    where its width differs. Modules that carry batch statistics are refused: use GroupNorm or LayerNorm.
+    where its width differs. A field `initialisation` is set to that of the run. Modules that carry batch statistics are refused: use GroupNorm or LayerNorm.
+
+    >>> class Flat(nn.Module):
+    ...     @nn.compact
+    ...     def __call__(self, images):
+    ...         return images.reshape(images.shape[0], -1)
+    >>> register_extractor("flat", Flat())
+    >>> describe("flat", num_classes=10, image_shape=(4, 4, 3)).extractor_params  # the linear layer from 48 to 500
+    24500
     """
     if not name.isidentifier():
         raise PfedafmError(f"extractor name {name!r}: use letters, digits and underscores")
+    if not isinstance(extractor, nn.Module):
+        raise PfedafmError(f"extractor {name!r} is {extractor!r}; accepted: a Flax module, made: MyModule()")
 
     def build(features: int = FEATURE_SIZE, initialisation: str = "torch", **_):
-        if "features" in getattr(extractor, "__dataclass_fields__", {}):
-            return extractor.clone(features=features)
-        return WithLinear(extractor, features, initialisation)
+        fields = getattr(extractor, "__dataclass_fields__", {})
+        known = extractor.clone(initialisation=initialisation) if "initialisation" in fields else extractor
+        return known.clone(features=features) if "features" in fields else WithLinear(known, features, initialisation)
 
     _EXTRACTORS[name] = build
     describe.cache_clear()
@@ -254,7 +251,7 @@ def describe(
         )
     if output.shape != (1, feature_size):
         raise PfedafmError(f"architecture {name!r} gives {output.shape} for one image, expected (1, {feature_size})")
-    header = nn.Dense(num_classes, **_initialisers(initialisation, feature_size))
+    header = nn.Dense(num_classes, **initialisers(initialisation, feature_size))
     header_params = jax.eval_shape(header.init, jax.random.key(0), jax.ShapeDtypeStruct((1, feature_size), jnp.float32))
     return Architecture(
         name=name,
@@ -268,3 +265,7 @@ def describe(
         extractor_macs=_extractor_macs(extractor, variables["params"], image_shape),
         header_macs=feature_size * num_classes,
     )
+
+
+register_extractor("resnet_small", ResNetSmall())
+register_extractor("mobilenet_small", MobileNetSmall())

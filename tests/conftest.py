@@ -46,9 +46,15 @@ register_extractor("small_a", Small(conv=4, hidden=16))
 register_extractor("small_b", Small(conv=3, hidden=10))
 
 
+OPTIMISED = ("test_engine", "test_reference", "test_pfedafm", "test_hosts")
+
+
 @pytest.fixture(autouse=True, scope="module")
-def forget_compiled_programs():
-    """Every compiled program holds memory maps; thousands of them in one process end in a crash inside XLA."""
+def compiled_programs(request):
+    """Compiled in full where the engine itself is tested, as the commands started by tests are; quickly elsewhere, where
+    compiling is most of the time. Forgotten after each file: every program holds memory maps, and thousands of them in
+    one process end in a crash inside XLA."""
+    jax.config.update("jax_disable_most_optimizations", request.module.__name__ not in OPTIMISED)
     yield
     jax.clear_caches()
     gc.collect()

@@ -12,6 +12,9 @@ from pfedafm_jax.methods import find_method
 
 BAD = [
     ("dataset", "cifar", "cifar10"),
+    ("dataset", "npz:", "npz:PATH"),
+    ("image_size", -1, "0 (as they are) to 4096"),
+    ("image_size", 32, "0 (as they are) for cifar10"),
     ("synthetic_classes", 1, "2 to 1000"),
     ("synthetic_samples", 0, "10,000,000"),
     ("partition", "pathologic", "pathological"),
@@ -56,6 +59,7 @@ BAD = [
     ("clients_per_step", -1, "0 (automatic)"),
     ("store", "tape", "auto, memory, disk"),
     ("checkpoint_every", -1, "0 (never)"),
+    ("set", "fedprox.strength=1", "tuple of names"),
     ("pfedafm", {"mix_scalar": True}, "PFedAFM"),
     ("pfedafm.mix_learning_rate", -1.0, "0 or more"),
     ("pfedafm.mix_learning_rate", None, "float"),
@@ -76,7 +80,7 @@ def with_setting(name: str, value) -> Config:
 @pytest.mark.parametrize(("name", "value", "accepted"), BAD, ids=[f"{name}-{value}" for name, value, _ in BAD])
 def test_a_bad_setting_is_named_with_its_value_and_what_is_accepted(name, value, accepted):
     with pytest.raises(PfedafmError) as caught:
-        with_setting(name, value).check()
+        with_setting(name, value).check().check_split()
     message = str(caught.value)
     given = value[-1] if name == "architectures" and isinstance(value, tuple) and value else value
     assert message.startswith(f"{name} = {given!r}"), message
@@ -103,7 +107,7 @@ def test_defaults_are_good():
 
 def test_near_misses_are_suggested():
     with pytest.raises(PfedafmError, match=r"did you mean cifar100"):
-        dataclasses.replace(Config(), dataset="cifar_100").check()
+        dataclasses.replace(Config(), dataset="cifar_100").check_split()
     with pytest.raises(PfedafmError, match=r"unknown setting pfedafm.mix_fix; .*did you mean mix_fixed"):
         updated(Config(), {"pfedafm": {"mix_fix": 1}})
     with pytest.raises(PfedafmError, match=r"unknown setting round; .*did you mean rounds"):

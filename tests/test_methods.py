@@ -15,7 +15,7 @@ from pfedafm_jax.config import PRESETS, Config, updated, with_preset
 from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.engine import Federation
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.methods import find_method, method_names
+from pfedafm_jax.methods import PAPER_METHODS, chosen_methods, find_method, method_names
 from pfedafm_jax.methods.base import Method, average, weigh
 from pfedafm_jax.methods.fedapen import FedAPEN, split_adaptability
 from pfedafm_jax.methods.fedkd import FedKD, code_matrix, send
@@ -24,7 +24,7 @@ from pfedafm_jax.models import describe, register_extractor
 from pfedafm_jax.reference import ALGORITHMS, Reference
 from pfedafm_jax.training import ClientData, LocalTraining
 
-METHODS = ["pfedafm", "standalone", "lg_fedavg", "fd", "fedproto", "fml", "fedkd", "fedapen"]
+METHODS = ["pfedafm", "standalone", "lg_fedavg", "fd", "fedproto", "fml", "fedkd", "fedapen", "fedper", "fedrep"]
 # Uneven clients: 2 has a single, partial batch of a single class, and nobody has class 3.
 SIZES, SEEN = (11, 15, 3, 7), ((0, 1), (0, 1, 2), (2,), (1, 2))
 CLASSES, ABSENT, WIDTH = 4, 3, 6
@@ -37,6 +37,7 @@ OWN = {
     "fml": {"alpha": 0.3, "beta": 0.8},
     "fedkd": {"t_start": 0.5, "t_end": 0.8},
     "fedapen": {"lambda_learning_rate": 0.5, "lambda_epochs": 3, "adaptability_fraction": 0.3},
+    "fedrep": {"head_epochs": 3},
 }
 
 
@@ -129,8 +130,12 @@ def assert_close(one, other, **tolerance) -> None:
 # ---------------------------------------------------------------------------------------------- the contract
 
 
-def test_all_eight_are_registered():
+def test_all_are_registered_and_all_means_those_of_the_paper():
     assert sorted(METHODS) == sorted(set(METHODS) & set(method_names())) == sorted(ALGORITHMS)
+    assert chosen_methods("all") == METHODS[:8] == list(PAPER_METHODS)
+    assert chosen_methods("all,fedper,pfedafm,fedrep") == METHODS
+    with pytest.raises(PfedafmError, match="did you mean fedrep"):
+        chosen_methods("all,fedpre")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -209,6 +214,7 @@ OPTIONS = {
     "fedproto, nearest": {"preset": "fedproto_htfllib", "aggregation": "last"},
     "fml, sum of both losses": {"preset": "fml_htfllib"},
     "fedkd, weights": {"preset": "fedkd_htfllib"},
+    "fedrep, flipped": {"fedrep": {"head_epochs": 1}, "flip": True},
     "fedkd, no coding": {"fedkd": {"coding": "none", "detach_targets": True, "mentee_learning_rate": 0.02}},
 }
 
@@ -219,7 +225,14 @@ def test_engine_equals_plain_loop_with_options(name):
     assert_equals_plain_loop(config, Runner(config))
 
 
-SUMMED = {"pfedafm": "shared_extractor", "lg_fedavg": "header", "fml": "shared_model", "fedapen": "shared_model"}
+SUMMED = {
+    "fedper": "shared_extractor",
+    "fedrep": "shared_extractor",
+    "pfedafm": "shared_extractor",
+    "lg_fedavg": "header",
+    "fml": "shared_model",
+    "fedapen": "shared_model",
+}
 
 
 @pytest.mark.parametrize("method", SUMMED)
@@ -284,6 +297,8 @@ def real(name: str, classes: int, **changes) -> Method:
         ("fedkd", 670_058, 715_148),
         ("fedapen", 670_058, 715_148),
         ("pfedafm", 665_048, 665_048),
+        ("fedper", 665_048, 665_048),
+        ("fedrep", 665_048, 665_048),
     ],
 )
 def test_floats_of_a_visit(method, architecture, up10, up100):
@@ -317,6 +332,8 @@ def test_flops_of_a_visit():
         "fedkd": 3 * (f + g) * n * epochs,
         "fedapen": 3 * (f + g) * (n - 20) * epochs + (f + g) * 20 * 10,
         "pfedafm": (3 * f + 4 * g) * n * epochs,
+        "fedper": 3 * g * n * epochs,
+        "fedrep": 3 * g * n * epochs + (g - 5_000 + 3 * 5_000) * n * 10,
     }
     for method, expected in macs.items():
         cost = real(method, 10).cost(describe("cnn1", 10), n, 2)
@@ -356,6 +373,42 @@ def test_fd_rows_are_probabilities_and_logits_become_probabilities():
     table = jnp.array([[2.0, 0.0], [0.0, -2.0]])
     expected = np.exp(1) / (1 + np.exp(1))
     np.testing.assert_allclose(by_logits.targets(table), [[expected, 1 - expected]] * 2, rtol=1e-6)  # pyright: ignore
+
+
+@pytest.mark.parametrize("aggregation", ["samples", "last"])
+def test_fd_leaves_a_client_out_of_the_rows_it_receives(aggregation):
+    """Against a loop that averages the others' rows; at last client 0 alone is behind its rows, and they are masked."""
+    own = {"leave_one_out": True, "gamma": 2.0}
+    config = base_config("fd", architectures=("dense_b",), fd=own, aggregation=aggregation, rounds=5)
+    rounds = ([2, 0, 1], [1, 3], [0], [0], [3, 1])
+    reference, engine = Reference(config, *small_data()), Runner(config)
+    numbers = [reference.run_round(index, participants) for index, participants in enumerate(rounds)]
+    clients, server, info = engine.run(*rounds)
+    for here, there in zip(info, numbers, strict=True):
+        np.testing.assert_allclose(here["loss"], there["loss"], rtol=5e-4)
+    for name in ("class_scores", "class_known"):
+        assert_alike({name: server[name]}, reference.server)
+    for here, there in zip(clients, reference.clients, strict=True):
+        assert_alike({name: here[name] for name in ("local_extractor", "header")}, there)
+
+
+def test_a_row_of_a_single_owner_is_masked():
+    method = real("fd", CLASSES, fd={"leave_one_out": True})
+    server = {
+        "class_scores": jnp.full((CLASSES, CLASSES), 0.25),
+        "class_known": jnp.ones(CLASSES),
+        "class_weight": jnp.array([5.0, 9.0, 4.0, 7.0]),
+        "class_renewal": jnp.array([1.0, 1.0, 2.0, 1.0]),
+    }
+    sent = {
+        "rows": jnp.tile(jnp.array([[1.0, 0.0, 0.0, 0.0]]), (CLASSES, 1)),
+        "weight": jnp.array([5.0, 3.0, 4.0, 0.0]),
+        "renewal": jnp.ones(CLASSES),
+    }
+    rows, known = method.received({"sent": sent}, server)
+    assert known.tolist() == [0.0, 1.0, 1.0, 1.0]  # all of row 0 is the client's own; row 2 was renewed without it
+    np.testing.assert_allclose(rows[1], (9 * 0.25 - 3 * np.array([1.0, 0, 0, 0])) / 6, rtol=1e-6)
+    np.testing.assert_allclose(rows[2:], 0.25)
 
 
 def test_without_known_rows_fd_and_fedproto_train_like_standalone():

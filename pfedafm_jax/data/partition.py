@@ -28,7 +28,13 @@ class Partition:
         return len(self.train)
 
     def class_counts(self, labels: np.ndarray, num_classes: int) -> np.ndarray:
-        """int64 [clients, classes]: how many images of a class a client holds, all parts together."""
+        """int64 [clients, classes]: how many images of a class a client holds, all parts together.
+
+        >>> train, nothing = (np.array([0, 1, 2]), np.array([3])), (np.zeros(0, int), np.zeros(0, int))
+        >>> Partition(train, test=nothing, validation=nothing).class_counts(np.array([0, 0, 2, 1]), num_classes=3)
+        array([[2, 0, 1],
+               [0, 1, 0]])
+        """
         return np.stack(
             [
                 np.bincount(np.asarray(labels)[np.concatenate(parts)], minlength=num_classes)
@@ -106,6 +112,13 @@ def make_partition(
         min_samples: Dirichlet only.
         seed: same seed, same split.
         num_classes: if larger than the largest label plus one.
+
+    >>> labels = np.arange(100) % 10
+    >>> partition = make_partition(labels, num_train=80, num_clients=5, classes_per_client=2)
+    >>> [len(rows) for rows in partition.train], [len(rows) for rows in partition.test]
+    ([16, 16, 16, 16, 16], [4, 4, 4, 4, 4])
+    >>> (partition.class_counts(labels, 10) > 0).sum(axis=1)
+    array([2, 2, 2, 2, 2])
     """
     labels = np.asarray(labels)
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) == 0 or labels.min() < 0:

@@ -35,7 +35,7 @@ def find_prepared(cifar: Cifar, root: Path) -> Path | None:
     infos = [root / "dataset_info.json"] if root.parent.name == cifar.name else []
     for folder in (root, root / cifar.name):
         if folder.name == cifar.name:
-            infos += sorted(folder.glob("*.*.*/dataset_info.json"), key=_version_key, reverse=True)
+            infos += sorted(folder.glob("*.*.*/dataset_info.json"), key=version_key, reverse=True)
     return next((info.parent for info in infos if os.path.isfile(info)), None)
 
 
@@ -50,7 +50,7 @@ def read_prepared(cifar: Cifar, folder: Path) -> Arrays:
     except PfedafmError:
         raise
     except Exception as error:  # TFDS, array_record and Pillow raise many types on damaged input
-        raise PfedafmError(f"{folder}: not a readable TFDS folder ({_first_line(error)})") from error
+        raise PfedafmError(f"{folder}: not a readable TFDS folder ({first_line(error)})") from error
     return Arrays(*train, *test)
 
 
@@ -66,7 +66,7 @@ def download(cifar: Cifar, tfds_dir: Path) -> Arrays:
     except PfedafmError:
         raise
     except Exception as error:  # network, disk and checksum errors of TFDS have no common type
-        raise PfedafmError(f"TFDS could not prepare {cifar.name} ({_first_line(error)})") from error
+        raise PfedafmError(f"TFDS could not prepare {cifar.name} ({first_line(error)})") from error
     return read_prepared(cifar, Path(str(builder.data_path)))
 
 
@@ -97,7 +97,7 @@ def _split(builder: Any, split: str, cifar: Cifar) -> tuple[np.ndarray, np.ndarr
     images = np.zeros((num, IMAGE_SIZE, IMAGE_SIZE, 3), np.uint8)
     labels = np.zeros(num, np.uint8)
     seen = np.zeros(num, bool)
-    for example in _examples(builder, split):
+    for example in examples(builder, split):
         identity = example["id"]
         text = identity.decode() if isinstance(identity, bytes) else str(identity)
         position = int(text.removeprefix(f"{split}_"))
@@ -109,7 +109,7 @@ def _split(builder: Any, split: str, cifar: Cifar) -> tuple[np.ndarray, np.ndarr
     return images, labels
 
 
-def _examples(builder: Any, split: str) -> Iterator[dict[str, Any]]:
+def examples(builder: Any, split: str) -> Iterator[dict[str, Any]]:
     paths = [Path(str(path)) for path in builder.info.splits[split].filepaths]
     if any(".tfrecord" in path.name for path in paths):
         # TFDS reads this form only through TensorFlow, yet the framing is simple and the rest is TFDS's own.
@@ -175,10 +175,10 @@ def _builder(cifar: Cifar, tfds_dir: Path) -> Any:
     return WithoutTensorFlow(data_dir=str(tfds_dir), file_format="array_record")
 
 
-def _version_key(info: Path) -> tuple[int, ...]:
+def version_key(info: Path) -> tuple[int, ...]:
     return tuple(int(part) if part.isdigit() else -1 for part in info.parent.name.split("."))
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from pfedafm_jax.config import Config
+from pfedafm_jax.methods.own import own_settings
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.training import ClientData, LocalTraining
 
@@ -24,7 +25,10 @@ class Update(NamedTuple):
 
     client: Client  # what it keeps until its next visit (`shared_update` leaves it empty)
     upload: dict[str, Tree]  # parts of the server state, as this client would have them
-    weight: dict[str, jax.Array]  # for each part its weight in the average: a number, or one for each leading row
+    weight: dict[
+        str, jax.Array
+    ]  # for each part its weight in the average: a number, or one for each leading row; a part
+    # without a weight is summed
     info: dict[str, jax.Array]  # numbers for the records; `loss` is always there
     view: Server | None = None  # what the client predicts with right after training, if not the broadcast it received
     relay: dict[str, Tree] = {}  # sequential methods only: what the next client receives in `server["relay"]`
@@ -49,6 +53,13 @@ class Method:
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
+    one_network: ClassVar[bool] = False  # whether every client has the shared extractor, whatever its architecture
+    Settings: ClassVar[type | None] = None  # a method that is not built in: a frozen dataclass of its own settings
+
+    @property
+    def own(self) -> Any:
+        """The method's own settings: what `Config.set` says about its `Settings`."""
+        return None if self.Settings is None else own_settings(self.Settings, self.name, self.config.set)
 
     @property
     def sequential(self) -> bool:
@@ -111,16 +122,27 @@ def _spread(weight: jax.Array, leaf: jax.Array) -> jax.Array:
 
 
 def weigh(upload: dict[str, Tree], weight: dict[str, jax.Array]) -> dict[str, Tree]:
-    """Numerators of the average: each part times its weight."""
+    """Numerators of the average: each part times its weight, or as it is where it has none.
+
+    >>> weigh({"rows": jnp.ones((2, 2))}, {"rows": jnp.array([3.0, 0.0])})["rows"]
+    Array([[3., 3.],
+           [0., 0.]], dtype=float32)
+    """
 
     def times(share: jax.Array, part: Tree) -> Tree:
         return jax.tree.map(lambda leaf: leaf * _spread(share, leaf), part)
 
-    return {name: times(weight[name], part) for name, part in upload.items()}
+    return {name: times(weight[name], part) if name in weight else part for name, part in upload.items()}
 
 
 def average(server: Server, numerator: dict[str, Tree], weight: dict[str, jax.Array]) -> dict[str, Tree]:
-    """Sums over clients → weighted means (Eq. 11); what nobody sent keeps its old value."""
+    """Sums over clients → weighted means (Eq. 11); what nobody sent keeps its old value. Parts without a weight stay sums.
+
+    >>> server = {"rows": jnp.array([[7.0], [7.0]])}
+    >>> average(server, numerator={"rows": jnp.array([[6.0], [0.0]])}, weight={"rows": jnp.array([3.0, 0.0])})["rows"]
+    Array([[2.],
+           [7.]], dtype=float32)
+    """
 
     def mean(name: str, total: jax.Array, old: jax.Array) -> jax.Array:
         share = _spread(weight[name], total)
@@ -128,5 +150,7 @@ def average(server: Server, numerator: dict[str, Tree], weight: dict[str, jax.Ar
 
     return {
         name: jax.tree.map(lambda total, old, name=name: mean(name, total, old), part, server[name])
+        if name in weight
+        else part
         for name, part in numerator.items()
     }

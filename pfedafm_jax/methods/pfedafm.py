@@ -22,7 +22,11 @@ from pfedafm_jax.training import Batch, ClientData, Trained, cross_entropy, extr
 
 
 def mix_features(mix: jax.Array, shared: jax.Array, local: jax.Array) -> jax.Array:
-    """Eq. 3: R = (1 - α) ∘ R^G + α ∘ R^F, features `[batch, features]`, mix `[features]` or `[1]`."""
+    """Eq. 3: R = (1 - α) ∘ R^G + α ∘ R^F, features `[batch, features]`, mix `[features]` or `[1]`.
+
+    >>> mix_features(mix=jnp.array([0.0, 0.25, 1.0]), shared=jnp.zeros((1, 3)), local=jnp.full((1, 3), 4.0))
+    Array([[0., 1., 4.]], dtype=float32)
+    """
     mix = jnp.broadcast_to(mix[None, :], local.shape)
     return (1.0 - mix) * shared + mix * local
 

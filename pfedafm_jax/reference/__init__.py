@@ -6,7 +6,7 @@ samples are those of the engine, so both compute the same numbers up to rounding
 engine's methods is used.
 """
 
-from pfedafm_jax.reference import baselines, mutual, pfedafm  # each enters its methods in ALGORITHMS
+from pfedafm_jax.reference import baselines, mutual, personal, pfedafm  # each enters its methods in ALGORITHMS
 from pfedafm_jax.reference.loop import (
     ALGORITHMS,
     Algorithm,
@@ -27,6 +27,7 @@ __all__ = [
     "clipped",
     "cross_entropy",
     "mutual",
+    "personal",
     "pfedafm",
     "sgd",
     "weighted_sum",

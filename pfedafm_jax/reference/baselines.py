@@ -147,23 +147,37 @@ def next_rows(config: Config, old: jax.Array, uploads: list[dict[int, tuple[int,
     return jnp.asarray(table)
 
 
+def without(reference: Reference, client: int, rows: jax.Array, known: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The rows without one client's part in them; a row that nobody else is behind is unknown."""
+    table, left = np.array(rows), np.array(known)
+    for c, owners in reference.behind_rows.items():
+        others = [upload for k, upload in owners.items() if k != client]
+        table[c] = next_rows(reference.config, rows[c : c + 1], [{0: upload} for upload in others])[0]
+        left[c] = 1.0 if others else 0.0
+    return jnp.asarray(table), jnp.asarray(left)
+
+
 def class_round(
     reference: Reference, round_index: int, participants: list[int], gradient: Callable, function: Callable
 ) -> list[Report]:
     """Train with the rows received, then send one's own; the server's tables are (rows, which are known)."""
     rows_name, known_name = reference.server
+    leave_one_out = reference.config.method == "fd" and reference.config.fd.leave_one_out
     received = reference.server[rows_name], reference.server[known_name]
     uploads, reports = [], []
     for k in participants:
         client, rows = reference.clients[k], reference.partition.train[k]
         key = jax.random.fold_in(client_key(reference.key, round_index, k), 1)
-        params, loss = train(reference, k, rows, key, {"model": model_of(client)}, gradient, received)
+        sent = without(reference, k, *received) if leave_one_out else received
+        params, loss = train(reference, k, rows, key, {"model": model_of(client)}, gradient, sent)
         client.update(params["model"])
         uploads.append(class_rows(reference, k, function))
         reports.append({"loss": loss, **reference.accuracy(k)})
-    known = np.array(received[1])
-    for upload in uploads[-1:] if reference.config.aggregation == "last" else uploads:
+    known, counted = np.array(received[1]), list(zip(participants, uploads, strict=True))
+    counted = counted[-1:] if reference.config.aggregation == "last" else counted
+    for _, upload in counted:
         known[list(upload)] = 1
+        reference.behind_rows |= {c: {k: found[c] for k, found in counted if c in found} for c in upload}
     table = next_rows(reference.config, received[0], uploads)
     reference.server = {rows_name: table, known_name: jnp.asarray(known)}
     return reports

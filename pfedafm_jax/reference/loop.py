@@ -51,6 +51,7 @@ class Reference:
         self.shared = self._plain(config.shared_extractor)
         self.server = self.algorithm.init_server(self, jax.random.fold_in(self.key, SERVER_KEY))
         self.relay: dict[str, Tree] = {}  # released code: what one client leaves for the next
+        self.behind_rows: dict[int, dict[int, tuple[int, np.ndarray]]] = {}  # FD: class → who made its row, with what
         start_key = jax.random.fold_in(self.key, START_KEY)
         groups = len(self.architectures)
         numbers = [k % groups if config.same_start else groups + k for k in range(config.num_clients)]
@@ -79,10 +80,12 @@ class Reference:
         """n_k of these clients."""
         return [len(self.partition.train[k]) for k in clients]
 
-    def batches(self, rows: np.ndarray, key: jax.Array) -> Iterator[tuple[jax.Array, jax.Array]]:
+    def batches(
+        self, rows: np.ndarray, key: jax.Array, epochs: int | None = None
+    ) -> Iterator[tuple[jax.Array, jax.Array]]:
         """Images and labels of every batch of every local epoch; the last batch of an epoch may be short."""
         config = self.config
-        for epoch in range(config.local_epochs):
+        for epoch in range(config.local_epochs if epochs is None else epochs):
             epoch_key = jax.random.fold_in(key, epoch)
             for number, batch in enumerate(shuffled(rows, epoch_key, config.batch_size)):
                 images = prepared(
@@ -226,15 +229,16 @@ def train(
     gradient: Callable,
     received: Tree = None,
     rates: dict[str, float] | None = None,
+    epochs: int | None = None,
 ) -> tuple[dict[str, Tree], float]:
-    """E epochs over `rows` with momentum fresh at the start; returns the trained networks and the mean loss.
+    """E (or `epochs`) epochs over `rows` with momentum fresh at the start; returns the trained networks, the mean loss.
 
     `gradient(config, architecture, shared, params, received, images, labels)` gives (loss, gradients) of a batch;
     `rates` holds learning rates of networks that have their own.
     """
     fixed = gradient, reference.config, reference.architecture(client), reference.shared
     velocity, total, seen = zeros(params), 0.0, 0
-    for images, labels in reference.batches(rows, key):
+    for images, labels in reference.batches(rows, key, epochs):
         params, velocity, loss = step(*fixed, params, velocity, received, images, labels, rates or {})
         total += float(loss) * len(labels)
         seen += len(labels)

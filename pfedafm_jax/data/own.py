@@ -1,0 +1,145 @@
+"""Data of one's own from files: a folder of images, or arrays in a `.npz` file."""
+
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from pfedafm_jax.data.cifar import Arrays
+from pfedafm_jax.errors import PfedafmError
+
+FOLDER, NPZ, TFDS = "folder", "npz", "tfds"  # what stands before the colon in a dataset's name
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+GREY_MODES, DEEP_MODES = ("1", "L", "LA"), ("I", "F")
+# Names of the four arrays in a file: ours, our cache's, and those of Keras.
+KEYS = (
+    ("images", "labels", "test_images", "test_labels"),
+    ("train_images", "train_labels", "test_images", "test_labels"),
+    ("x_train", "y_train", "x_test", "y_test"),
+)
+
+
+class Found(NamedTuple):
+    """What a file or folder holds."""
+
+    arrays: Arrays
+    num_classes: int | None  # None: as many as there are labels
+    source: str
+
+
+# ---------------------------------------------------------------------------------------------- .npz
+
+
+def read_npz(path: Path) -> Found:
+    """`images` and `labels`, and where there are official test images `test_images` and `test_labels`."""
+    try:
+        with open(path, "rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise PfedafmError(f"{path} is not a .npz file; numpy.savez writes one")
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+            content = {name: np.atleast_1d(archive[name]) for name in archive.files if name in sum(KEYS, ())}
+            names = list(archive.files)
+    except PfedafmError:
+        raise
+    except OSError as error:
+        raise PfedafmError(f"{path} cannot be read ({error.strerror or error})") from error
+    except Exception as error:  # zipfile and numpy raise many types on damaged input
+        raise PfedafmError(f"{str(path)!r} is not a readable .npz file ({error})") from error
+    keys = next((keys for keys in KEYS if set(keys[:2]) <= set(content)), None)
+    if keys is None or (keys[2] in content) != (keys[3] in content):
+        raise PfedafmError(
+            f"{path} holds {', '.join(names) or 'nothing'}; accepted: images and labels, and test_images and test_labels "
+            "if there are official test images"
+        )
+    images, labels = content[keys[0]], content[keys[1]]
+    test = content.get(keys[2], images[:0]), content.get(keys[3], labels[:0])
+    return Found(Arrays(images, labels, *test), None, f"{path}: {_count(len(images), len(test[0]))}")
+
+
+def _count(train: int, test: int) -> str:
+    return f"{train} training and {test} test images" if test else f"{train} images"
+
+
+# ---------------------------------------------------------------------------------------------- a folder of images
+
+
+def read_folder(path: Path, image_size: int = 0) -> Found:
+    """Images in one subfolder for each class, or `train/` and `test/` with such subfolders in each.
+
+    Classes are numbered in the order of their names.
+    """
+    try:
+        inside = _subfolders(path)
+        parts = ["train", "test"] if "train" in inside else [""]
+        if len(parts) == 2 and "test" not in inside:
+            raise PfedafmError(f"{path} has train/ and no test/; accepted: both, or one subfolder for each class")
+        classes = sorted({name for part in parts for name in _subfolders(path / part)})
+        if not classes:
+            raise PfedafmError(f"{path} has no subfolders; accepted: one for each class, with images in it")
+        found = [
+            [(file, label) for label, name in enumerate(classes) for file in _images_of(path / part / name)]
+            for part in parts
+        ]
+    except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
+        raise PfedafmError(
+            f"folder {str(path)!r} cannot be read ({getattr(error, 'strerror', None) or error})"
+        ) from error
+    together, cut = [pair for part in found for pair in part], len(found[0])
+    labels = np.array([label for _, label in together], np.int32)
+    _check_classes(path, classes, labels)
+    images = same_shape(((str(file), _opened(file)) for file, _ in together), image_size)
+    arrays = Arrays(images[:cut], labels[:cut], images[cut:], labels[cut:])
+    unused = sorted(set(inside) - {"train", "test"}) if len(parts) == 2 else []
+    source = f"{path}: {_count(cut, len(images) - cut)} of {len(classes)} classes"
+    return Found(arrays, len(classes), source + (f" ({', '.join(unused)} not used)" if unused else ""))
+
+
+def _subfolders(path: Path) -> list[str]:
+    return sorted(item.name for item in path.iterdir() if item.is_dir() and not item.name.startswith("."))
+
+
+def _images_of(folder: Path) -> list[Path]:
+    """The image files of a class, at any depth, in the order of their names."""
+    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+
+
+def _check_classes(path: Path, classes: list[str], labels: np.ndarray) -> None:
+    counts = np.bincount(labels, minlength=len(classes))
+    if not counts.all():
+        empty = classes[int(np.argmin(counts))]
+        raise PfedafmError(f"{path}: class {empty} has no images; accepted are files that end in {', '.join(SUFFIXES)}")
+    if len(classes) == 1:
+        raise PfedafmError(f"{path} has one class only ({classes[0]}); two or more are needed")
+
+
+def _opened(path: Path) -> Image.Image:
+    try:
+        with Image.open(path) as image:
+            return ImageOps.exif_transpose(image)  # reads all of it; cameras store pictures lying on their side
+    except Exception as error:  # Pillow raises many types on damaged input
+        raise PfedafmError(f"{path} is not a readable image ({type(error).__name__}: {error})") from error
+
+
+def same_shape(images: Iterable[tuple[str, Image.Image]], image_size: int) -> np.ndarray:
+    """(name, picture) pairs as one array uint8 [num, height, width, 1 or 3]: grey if all are, else RGB."""
+    found: list[np.ndarray] = []
+    first: tuple[str, tuple[int, int]] | None = None
+    for name, image in images:
+        if image.mode.split(";")[0] in DEEP_MODES:
+            raise PfedafmError(f"{name} has more than 8 bits a channel ({image.mode}); accepted: 8-bit images")
+        image = image.convert("L" if image.mode in GREY_MODES else "RGB")
+        if image_size:
+            image = image.resize((image_size, image_size), Image.Resampling.BILINEAR)
+        first = first or (name, image.size)
+        if image.size != first[1]:
+            raise PfedafmError(
+                f"images differ in size: {first[0]} is {first[1][0]}x{first[1][1]}, {name} is "
+                f"{image.size[0]}x{image.size[1]}; resize them all with --image-size N (image_size in Python)"
+            )
+        pixels = np.asarray(image)
+        found.append(pixels[..., None] if pixels.ndim == 2 else pixels)
+    channels = max((pixels.shape[-1] for pixels in found), default=1)
+    return np.stack([np.repeat(pixels, channels // pixels.shape[-1], axis=-1) for pixels in found])

@@ -1,0 +1,72 @@
+"""FedRep: FedPer with its two halves trained one after the other.
+
+A round of a participant:
+  phase 1  the received extractor is frozen; the private header is trained for `head_epochs`
+  phase 2  the header is frozen; the extractor is trained for the local epochs and uploaded
+
+As in FedPer every client's network is the shared extractor's, whatever `Config.architectures` says.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+from jax import lax
+
+from pfedafm_jax.methods.base import Client, Cost, Server, Tree, Update
+from pfedafm_jax.methods.fedper import FedPer
+from pfedafm_jax.models import Architecture
+from pfedafm_jax.training import Batch, ClientData, Trained, cross_entropy, extract_all, sgd, train
+
+
+@dataclass(frozen=True)
+class FedRep(FedPer):
+    """Its settings are `Config.fedrep`."""
+
+    name = "fedrep"
+    title = "FedRep"
+
+    def client_update(
+        self,
+        key: jax.Array,
+        architecture: Architecture,
+        client: Client,
+        server: Server,
+        data: ClientData,
+        weight: jax.Array,
+    ) -> Update:
+        received = server["shared_extractor"]
+        head = self.train_header(jax.random.fold_in(key, 1), client["header"], received, data)
+        body = self.train_extractor(jax.random.fold_in(key, 2), received, head.params, data)
+        upload = {"shared_extractor": body.params}
+        info = {"loss": body.loss, "head_loss": head.loss}
+        return Update({"header": head.params}, upload, {"shared_extractor": weight}, info, view={**server, **upload})
+
+    def train_header(self, key: jax.Array, header: Tree, shared_extractor: Tree, data: ClientData) -> Trained:
+        """Phase 1."""
+        how = replace(self.how, local_epochs=self.config.fedrep.head_epochs)
+        extract = partial(self.shared.extract, shared_extractor)
+        # Frozen, and on images that do not change, the features are the same in every epoch: compute them once.
+        table = None if how.augments else extract_all(how, extract, data)
+
+        def loss(params: Tree, batch: Batch) -> jax.Array:
+            features = extract(batch.images) if table is None else table[batch.positions]
+            logits = self.shared.classify(params, lax.stop_gradient(features))
+            return cross_entropy(logits, batch.labels, batch.weights)
+
+        return train(how, key, header, loss, data, sgd(how))
+
+    def train_extractor(self, key: jax.Array, shared_extractor: Tree, header: Tree, data: ClientData) -> Trained:
+        """Phase 2."""
+
+        def loss(params: Tree, batch: Batch) -> jax.Array:
+            logits = self.logits(params, lax.stop_gradient(header), batch.images)
+            return cross_entropy(logits, batch.labels, batch.weights)
+
+        return train(self.how, key, shared_extractor, loss, data, sgd(self.how))
+
+    def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
+        floats, shared = self.shared.extractor_params, self.shared
+        # Phase 1 is one pass of the extractor and 3 of the header, phase 2 is 3 of both.
+        head = self.config.fedrep.head_epochs * (shared.extractor_macs + 3 * shared.header_macs)
+        return Cost(floats, floats, 2.0 * (head + 3 * shared.macs * self.config.local_epochs) * num_train)

@@ -1,0 +1,178 @@
+"""Data of one's own: a folder of images, arrays in a file, anything that TFDS has prepared, and what is wrong with it."""
+
+import io
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pfedafm_jax.data import load_dataset
+from pfedafm_jax.data.synthetic import make_synthetic
+from pfedafm_jax.errors import PfedafmError
+
+
+def digits(num: int = 60, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Grey images of 28x28 pixels and their labels."""
+    arrays = make_synthetic(classes, num, seed=1, image_size=28)
+    images, labels = (np.concatenate([arrays[part], arrays[part + 2]]) for part in (0, 1))
+    return images[..., 0], labels
+
+
+def picture(path: Path, size: tuple[int, int] = (8, 6), grey: bool = False, seed: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shape = size[::-1] if grey else (*size[::-1], 3)
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)).save(path)
+    return path
+
+
+def test_a_folder_with_one_subfolder_for_each_class(tmp_path):
+    for label, name in enumerate(["dog", "cat", "eel"]):
+        for number in range(2):
+            picture(tmp_path / name / f"{number}.png", seed=10 * label + number)
+    (tmp_path / "cat" / "notes.txt").write_text("not an image")
+    found = load_dataset(f"folder:{tmp_path}")
+    assert found.images.shape == (6, 6, 8, 3) and found.num_train == 6 and found.num_classes == 3
+    assert found.labels.tolist() == [0, 0, 1, 1, 2, 2]  # cat, dog, eel
+    np.testing.assert_array_equal(found.images[2], np.asarray(Image.open(tmp_path / "dog" / "0.png").convert("RGB")))
+    before = found.digest
+    picture(tmp_path / "dog" / "0.png", seed=99)
+    assert load_dataset(f"folder:{tmp_path}").digest != before
+    assert load_dataset("folder:.", tmp_path).image_shape == (6, 8, 3)
+
+
+def test_a_folder_with_train_and_test(tmp_path):
+    for part, num in (("train", 2), ("test", 1), ("extra", 1)):
+        for name in ("a", "b"):
+            for number in range(num):
+                picture(tmp_path / part / name / f"{number}.bmp", grey=True)
+    found = load_dataset(f"folder:{tmp_path}")
+    assert found.images.shape == (6, 6, 8, 1) and found.num_train == 4 and found.labels.tolist() == [0, 0, 1, 1, 0, 1]
+    assert "4 training and 2 test images of 2 classes (extra not used)" in found.source
+
+
+def test_pictures_of_different_sizes_are_resized_if_asked(tmp_path):
+    picture(tmp_path / "a" / "0.png"), picture(tmp_path / "b" / "0.png", (5, 5), grey=True)
+    with pytest.raises(PfedafmError, match=r"0\.png is 8x6, .*0\.png is 5x5; .*--image-size"):
+        load_dataset(f"folder:{tmp_path}")
+    assert load_dataset(f"folder:{tmp_path}", image_size=4).images.shape == (2, 4, 4, 3)
+
+
+def spoil(path: Path, how: str) -> None:
+    for name in ("a", "b"):
+        picture(path / name / "0.png")
+    if how == "empty":
+        for file in path.rglob("*.png"):
+            file.unlink()
+    elif how == "damaged":
+        (path / "b" / "0.png").write_bytes((path / "b" / "0.png").read_bytes()[:60])
+    elif how == "one":
+        (path / "b").rename(path / ".b")
+    elif how == "deep":
+        Image.fromarray(np.zeros((6, 8), np.uint16)).save(path / "b" / "1.png")
+    elif how == "half":
+        (path / "a").rename(path / "train")
+    else:
+        (path / "a" / "0.png").rename(path / "0.png")
+        for name in ("a", "b"):
+            (path / name).rename(path / f".{name}")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("empty", "class a has no images"),
+        ("damaged", r"b.0\.png is not a readable image"),
+        ("one", r"one class only \(a\)"),
+        ("deep", r"b.1\.png has more than 8 bits"),
+        ("half", "train/ and no test/"),
+        ("flat", "has no subfolders"),
+    ],
+)
+def test_folders_that_cannot_be_used_are_named(how, said, tmp_path):
+    spoil(tmp_path / "data", how)
+    with pytest.raises(PfedafmError, match=said):
+        load_dataset(f"folder:{tmp_path / 'data'}")
+
+
+def test_arrays_in_a_file_under_three_sets_of_names(tmp_path):
+    images, labels = digits()
+    path = tmp_path / "digits.npz"
+    np.savez(path, images=images, labels=labels)
+    found = load_dataset(f"npz:{path}")
+    assert found.images.shape == (60, 28, 28, 1) and found.num_train == 60 and found.num_classes == 3
+    for names in (
+        ("train_images", "train_labels", "test_images", "test_labels"),
+        ("x_train", "y_train", "x_test", "y_test"),
+    ):
+        np.savez(path, **dict(zip(names, (images[:50], labels[:50], images[50:], labels[50:]), strict=True)))
+        other = load_dataset("npz:digits.npz", tmp_path)
+        np.testing.assert_array_equal(other.images, found.images)
+        assert other.num_train == 50 and other.digest != found.digest
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"labels": np.arange(60) % 3 + 1}, "labels are 1, 2, 3, and no image has label 0; accepted: 0 to 2"),
+        ({"labels": np.zeros(60, int)}, "one class only"),
+        ({"labels": np.arange(59) % 3}, "60 integers, one per image"),
+        ({"images": np.zeros((60, 4, 4))}, "train_images is float64"),
+        ({"images": np.array(3, np.uint8)}, r"train_images is uint8 \(1,\)"),
+        ({"test_images": np.zeros((1, 4, 4), np.uint8)}, "holds images, labels, test_images; accepted"),
+        ({"test_images": np.zeros((1, 5, 4), np.uint8), "test_labels": np.zeros(1, int)}, "both must be the same"),
+    ],
+)
+def test_arrays_that_cannot_be_used_are_named(content, said, tmp_path):
+    good = {"images": np.zeros((60, 4, 4), np.uint8), "labels": np.arange(60) % 3}
+    np.savez(tmp_path / "x.npz", **{**good, **content})
+    with pytest.raises(PfedafmError, match=said):
+        load_dataset(f"npz:{tmp_path / 'x.npz'}")
+
+
+@pytest.mark.parametrize("name", ["npz:{}/absent.npz", "npz:{}", "npz:{}/text.npz", "folder:{}/absent", "folder:a\0b"])
+def test_files_that_cannot_be_read_are_named(name, tmp_path):
+    (tmp_path / "text.npz").write_text("hello")
+    with pytest.raises(PfedafmError, match=r"cannot be read|not a \.npz file"):
+        load_dataset(name.format(tmp_path))
+
+
+def prepared_tfds(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
+    import tensorflow_datasets as tfds
+
+    class Shades(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # pyright: ignore
+        name, VERSION = "shades", tfds.core.Version("1.0.0")
+
+        def _info(self):
+            features = {
+                "image": tfds.features.Image(shape=(28, 28, 1)),
+                "label": tfds.features.ClassLabel(num_classes=3),
+            }
+            features = tfds.features.FeaturesDict(features)
+            return tfds.core.DatasetInfo(builder=self, features=features, supervised_keys=("image", "label"))
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples(0, 50), "test": self._generate_examples(50, 60)}
+
+        def _generate_examples(self, first, last):
+            for number in range(first, last):
+                yield number, {"image": Image.fromarray(images[number]), "label": int(labels[number])}
+
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        Shades(data_dir=str(folder), file_format="array_record").download_and_prepare()
+
+
+def test_any_dataset_that_tfds_has_prepared(tmp_path):
+    images, labels = digits()
+    prepared_tfds(tmp_path, images, labels)
+    for given in (tmp_path, tmp_path / "shades" / "1.0.0"):
+        found = load_dataset("tfds:shades", given)
+        assert found.image_shape == (28, 28, 1) and found.num_train == 50 and found.num_classes == 3
+        shown = {image.tobytes(): int(label) for image, label in zip(found.images[..., 0], found.labels, strict=True)}
+        assert shown == {image.tobytes(): int(label) for image, label in zip(images, labels, strict=True)}
+    assert load_dataset("tfds:shades", tmp_path, image_size=8).image_shape == (8, 8, 1)
+    with pytest.raises(PfedafmError, match=r"tfds:absent is not prepared in .*tfds build absent .*--data-dir"):
+        load_dataset("tfds:absent", tmp_path, offline=True)
+    with pytest.raises(PfedafmError, match="TFDS has no dataset 'absent'"):
+        load_dataset("tfds:absent", tmp_path, log=lambda line: None)

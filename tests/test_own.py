@@ -1,0 +1,344 @@
+"""One's own model, data and method: the two example extractors, every kind of data, plugins, and `docs/extending.md`."""
+
+import dataclasses
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pfedafm_jax import cli, methods, models
+from pfedafm_jax.config import Config, updated
+from pfedafm_jax.data import Partition, augment, dataset_from_arrays, normalise
+from pfedafm_jax.data.synthetic import make_synthetic
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.experiment import Experiment, split
+from pfedafm_jax.extractors import MobileNetSmall, ResNetSmall
+from pfedafm_jax.methods import check_method, method_names, register_method
+from pfedafm_jax.methods.fedper import FedPer
+from pfedafm_jax.models import describe, register_extractor
+from pfedafm_jax.records import differences
+from pfedafm_jax.training import cross_entropy
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = ROOT / "experiments" / "configs"
+DOCS = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registries():
+    """What is registered here is gone afterwards."""
+    kept = dict(models._EXTRACTORS), dict(methods._METHODS), list(sys.path)
+    yield
+    models._EXTRACTORS.clear()
+    models._EXTRACTORS.update(kept[0])
+    methods._METHODS.clear()
+    methods._METHODS.update(kept[1])
+    sys.path[:] = kept[2]
+    describe.cache_clear()
+
+
+# ---------------------------------------------------------------------------------------------- extractors
+
+
+def taps(size: int, stride: int = 1) -> int:
+    """Pixels under a 3-wide window over all its places, zero padding left out."""
+    places = -(-size // stride)
+    before = max((places - 1) * stride + 3 - size, 0) // 2
+    return sum(0 <= place * stride - before + offset < size for place in range(places) for offset in range(3))
+
+
+def test_xla_counts_the_multiplications_of_a_resnet_as_one_does_by_hand():
+    by_hand = (
+        taps(8) ** 2 * 3 * 16  # the first convolution
+        + 2 * taps(8) ** 2 * 16 * 16
+        + (taps(8, 2) ** 2 * 16 * 32 + taps(4) ** 2 * 32 * 32 + 4**2 * 16 * 32)
+        + (taps(4, 2) ** 2 * 32 * 64 + taps(2) ** 2 * 64 * 64 + 2**2 * 32 * 64)
+        + 64 * 500  # the layer added to the width
+    )
+    assert by_hand == 600_512
+    found = describe("resnet_small", 10, (8, 8, 3))
+    assert by_hand < found.extractor_macs < 1.05 * by_hand  # and the normalisation
+    weights = 27 * 16 + 2 * 9 * 16 * 16 + 9 * 16 * 32 + 9 * 32 * 32 + 16 * 32 + 9 * 32 * 64 + 9 * 64 * 64 + 32 * 64
+    norms = 2 * (3 * 16 + 3 * 32 + 3 * 64)
+    assert found.extractor_params == weights + norms + 64 * 500 + 500
+
+
+def test_xla_counts_a_depthwise_convolution_as_one_channel_each():
+    by_hand = (
+        taps(8) ** 2 * 3 * 16
+        + (taps(8) ** 2 * 16 + 8**2 * 16 * 16)
+        + (taps(8, 2) ** 2 * 16 + 4**2 * 16 * 32)
+        + (taps(4, 2) ** 2 * 32 + 2**2 * 32 * 64)
+        + 64 * 500
+    )
+    found = describe("mobilenet_small", 10, (8, 8, 3)).extractor_macs
+    assert by_hand < found < 1.2 * by_hand  # were the groups ignored, it would be more than twice as much
+
+
+def test_the_example_extractors_learn_on_the_engine(dataset, config):
+    names = ("short_resnet", "short_mobilenet")  # a block less compiles in two thirds of the time
+    for name, kind in zip(names, (ResNetSmall, MobileNetSmall), strict=True):
+        register_extractor(name, kind(widths=(8, 16)))
+    config = dataclasses.replace(config, method="standalone", architectures=names, num_clients=4, batch_size=20)
+    rows = np.arange(200, dtype=np.int32).reshape(4, 50)  # no partial batch: half as much to compile
+    partition = Partition(tuple(rows[:, :40]), tuple(rows[:, 40:]), tuple(rows[:, :0]))
+    experiment = Experiment(config, dataset, partition)
+    records = list(experiment.rounds(2))
+    assert all(record["not_finite"] == 0 for record in records)
+    visits = experiment.visits["loss"]
+    assert np.nanmean(visits[-1]) < np.nanmean(visits[0])
+    assert np.isfinite(visits[:, 0::2]).any() and np.isfinite(visits[:, 1::2]).any()  # one of each kind at least
+
+
+def test_several_architectures_with_commas_or_spaces():
+    names = ["cnn1", "resnet_small", "mobilenet_small"]
+    for words in (names, [",".join(names)]):
+        config, _ = cli.parse(["--architectures", *words], CONFIGS, "run.py", "")
+        assert config.architectures == tuple(names)
+    with pytest.raises(PfedafmError, match=r"architectures = 'resnetsmall'.*did you mean resnet_small"):
+        cli.parse(["--architectures", "cnn1,resnetsmall"], CONFIGS, "run.py", "")
+
+
+# ---------------------------------------------------------------------------------------------- grey images
+
+
+def digits(num: int = 60, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Grey images of 28x28 pixels and their labels."""
+    arrays = make_synthetic(classes, num, seed=1, image_size=28)
+    images, labels = (np.concatenate([arrays[part], arrays[part + 2]]) for part in (0, 1))
+    return images[..., 0], labels
+
+
+def test_the_papers_networks_take_images_like_those_of_mnist():
+    for name, channels in [("cnn1", 32), ("cnn2", 16), ("cnn3", 32), ("cnn4", 32), ("cnn5", 32)]:
+        found = describe(name, 10, (28, 28, 1))
+        params = jax.eval_shape(found.init_extractor, jax.random.key(0))
+        assert params["conv1"]["kernel"].shape == (5, 5, 1, 16)
+        assert params["fc1"]["kernel"].shape[0] == 4 * 4 * channels  # 28 → 24 → 12 → 8 → 4
+    images, labels = digits()
+    data = dataset_from_arrays("digits", images, labels, images[:0], labels[:0])
+    cnn = describe("cnn5", data.num_classes, data.image_shape, 8)
+    params = jax.jit(lambda key: (cnn.init_extractor(key), cnn.init_header(key)))(jax.random.key(0))
+
+    @jax.jit
+    def gradient(params, images, labels):
+        seen = augment(jax.random.key(1), normalise(images, data.mean, data.std))
+
+        def loss(params):
+            logits = cnn.classify(params[1], cnn.extract(params[0], seen))
+            return cross_entropy(logits, labels, jnp.ones(len(labels)))
+
+        return seen, jax.value_and_grad(loss)(params)
+
+    seen, (value, slope) = gradient(params, data.images[:6], jnp.asarray(data.labels[:6]))
+    assert seen.shape == (6, 28, 28, 1) and np.isfinite(value)
+    assert all(np.any(np.asarray(leaf) != 0) and np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(slope))
+    clean = normalise(jnp.asarray(data.images[:6]), data.mean, data.std)
+    assert np.mean(np.asarray(seen) == 0) > np.mean(np.asarray(clean) == 0)  # erased, and padded before the crop
+
+
+# ---------------------------------------------------------------------------------------------- settings and data
+
+
+def test_settings_are_held_against_the_data_at_hand(dataset, config):
+    own = dataclasses.replace(config, dataset="mine", classes_per_client=5)
+    assert dataclasses.replace(own, classes_per_client=4).check(dataset)
+    with pytest.raises(PfedafmError, match=r"classes_per_client = 5 .* 1 to 4, the classes of mine"):
+        split(own, dataset)
+    with pytest.raises(PfedafmError, match="dataset = 'mine' cannot be used; accepted: cifar10"):
+        own.check().check_split()
+    images, labels = digits()
+    grey = dataset_from_arrays("grey", images, labels, images[:0], labels[:0])
+    with pytest.raises(PfedafmError, match=r"normalisation = 'imagenet' .* 1 and not 3 channels"):
+        split(dataclasses.replace(config, normalisation="imagenet"), grey)
+    one = dataset_from_arrays("one", images, labels * 0, images[:0], labels[:0])
+    with pytest.raises(PfedafmError, match="two or more classes"):
+        Experiment(config, one)
+    other = dataset_from_arrays("grey", images, labels, images[:0], labels[:0], mean=(0.5,))
+    assert other.digest != grey.digest
+
+
+# ---------------------------------------------------------------------------------------------- methods and plugins
+
+
+def parse(*words: str) -> Config:
+    return cli.parse(list(words), CONFIGS, "experiments/run.py", "")[0]
+
+
+PLUGIN = """
+from dataclasses import dataclass
+from typing import Literal
+
+import helper_of_the_plugin
+from pfedafm_jax import register_extractor, register_method
+from pfedafm_jax.extractors import ResNetSmall
+from pfedafm_jax.methods.fedper import FedPer
+
+register_extractor("narrow", ResNetSmall(widths=(8, 8)))
+
+
+@register_method
+class Plugged(FedPer):
+    name = "plugged"
+
+    @dataclass(frozen=True)
+    class Settings:
+        rate: float = 0.5
+        steps: int | None = None
+        kind: Literal["hard", "soft"] = "hard"
+        twice: bool = False
+
+        def __post_init__(self):
+            if self.rate < 0:
+                raise ValueError("rate 0 or more")
+"""
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("plugin")
+    (folder / "helper_of_the_plugin.py").write_text("")
+    (folder / "mine.py").write_text(PLUGIN)
+    return str(folder / "mine.py")
+
+
+def test_a_plugin_is_known_to_settings_errors_and_help(plugin, capsys):
+    config = parse("--plugin", plugin, "--method", "plugged", "--architectures", "narrow,cnn5", "--set",
+                   "plugged.rate=2", "plugged.steps=3", "plugged.kind=soft", "plugged.twice=true")  # fmt: skip
+    assert config.architectures == ("narrow", "cnn5") and "plugged" in method_names()
+    how = methods.find_method("plugged")(config, None, None)  # type: ignore[arg-type]
+    assert dataclasses.astuple(how.own) == (2.0, 3, "soft", True) and how.title == "plugged"
+    assert methods.find_method("plugged")(Config(), None, None).own.rate == 0.5  # type: ignore[arg-type]
+    with pytest.raises(SystemExit) as ended:
+        parse("--plugin", plugin, "--help")
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0 and "plugged" in shown and "narrow" in shown
+    assert "--set plugged.rate=0.5" in shown and "--plugin FILE.py" in shown
+    with pytest.raises(PfedafmError, match="did you mean plugged"):
+        parse("--method", "pluged")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rate=1", "METHOD.SETTING=VALUE"),
+        ("plugged.rat=1", "did you mean rate"),
+        ("pluged.rate=1", "did you mean plugged"),
+        ("fedrep.head_epochs=1", "settings of plugged"),
+        ("plugged.rate=fast", "accepted: float"),
+        ("plugged.rate=-1", "accepted: rate 0 or more"),
+        ("plugged.steps=1.5", "accepted: int"),
+        ("plugged.kind=mild", "plugged.kind = 'mild' cannot be used; accepted: hard, soft"),
+        ("plugged.twice=1", "accepted: true or false"),
+    ],
+)
+def test_own_settings_that_cannot_be_used_are_named(plugin, text, said):
+    cli.load_plugins(["--plugin", plugin])
+    with pytest.raises(PfedafmError, match=said):
+        check_method(updated(Config(), {"set": [text]}))
+
+
+def test_own_settings_are_recorded_compared_and_hashable():
+    config = updated(Config(), {"set": ["plugged.rate=2"]})
+    assert hash(config) != hash(Config()) and config.as_dict()["set"] == ("plugged.rate=2",)
+    assert differences({**config.as_dict(), "set": ["plugged.rate=2"]}, config) == []
+    assert differences(Config().as_dict(), config) == ["set:  → plugged.rate=2"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "a Python file that is there"),
+        ("x = 1\ny = x / 0\n", "line 2: ZeroDivisionError"),
+        ("def f(:\n", "line 1: SyntaxError"),
+        ("from pfedafm_jax import register_extractor\nregister_extractor('x', int)\n", "accepted: a Flax module"),
+    ],
+)
+def test_a_plugin_that_fails_is_named_with_its_line(content, said, tmp_path):
+    path = tmp_path / "broken.py"
+    if content:
+        path.write_text(content)
+    with pytest.raises(PfedafmError, match=rf"(?s)broken\.py.*{said}"):
+        parse("--plugin", str(path))
+
+
+def test_methods_that_cannot_be_registered_say_why():
+    class Half(methods.Method):
+        name = "half"
+
+    class Thief(FedPer):
+        name = "pfedafm"
+
+    class Loose(FedPer):
+        name = "loose"
+
+        @dataclasses.dataclass
+        class Settings:
+            rate: float = 0.5
+
+    for kind, said in [
+        (Half, "lacks init_client, client_update, predict, cost"),
+        (Thief, "not the name of a built-in method"),
+        (Loose, "a frozen dataclass"),
+        (int, "a class derived from"),
+    ]:
+        with pytest.raises(PfedafmError, match=said):
+            register_method(kind)  # type: ignore[arg-type]
+
+
+def test_a_run_on_own_data_has_the_name_of_the_data(tmp_path):
+    for words, name in [
+        (["--dataset", "npz:some/digits.npz"], "digits"),
+        (["--dataset", "folder:/data/pets/", "--method", "fd"], "pets-fd"),
+        (["--dataset", "tfds:mnist", "--image-size", "28"], "mnist"),
+    ]:
+        assert cli.parse(words, CONFIGS, "run.py", "")[1].run_dir == Path("runs") / name
+
+
+# ---------------------------------------------------------------------------------------------- the guide
+
+
+def command(words: list[str]) -> int:
+    """A command of the guide, in this process."""
+    before, sys.argv = sys.argv, [str(ROOT / words[1]), *words[2:]]
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    finally:
+        sys.argv = before
+    return 0
+
+
+def test_the_guide_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    guide = ModuleType("guide")
+    monkeypatch.setitem(sys.modules, "guide", guide)  # dataclasses look their module up
+    for block in re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL):
+        if block.startswith("# my_"):
+            (tmp_path / block.splitlines()[0][2:]).write_text(block)
+        exec(compile(block, "docs/extending.md", "exec"), vars(guide))
+    assert guide.experiment.records[-1]["round"] == 2 and guide.experiment.federation.method.own.strength == 0.01
+    text = "\n".join(re.findall(r"```bash\n(.*?)```", DOCS, re.DOTALL)).replace("\\\n", "")
+    commands = [shlex.split(line) for line in text.splitlines() if line.startswith("python")]
+    assert len(commands) == 4
+    for words in commands:  # every one is understood
+        cli.parse(words[2:], CONFIGS, words[1], "", lambda parser: parser.add_argument("--methods"))
+    own_data = next(words for words in commands if "npz:shades.npz" in words)
+    assert command(own_data) == 0
+    out = capsys.readouterr().out
+    assert "300 images" in out and "best mean of participants" in out
+    # Two images of a class in each other's place: another dataset, which the run does not go on with.
+    with np.load("shades.npz") as arrays:
+        images, labels = arrays["images"].copy(), arrays["labels"]
+    images[[0, 3]] = images[[3, 0]]
+    np.savez("shades.npz", images=images, labels=labels)
+    assert command([*own_data, "--rounds", "3"]) == 2
+    assert re.search(r"data: sha256 \w{16}… → \w{16}…", capsys.readouterr().err)
