@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
-from pfedafm_jax import cli
-from pfedafm_jax.experiment import Experiment
+from pfedafm_jax import cli, run
 from pfedafm_jax.interruption import Interruption
-from pfedafm_jax.runner import finished_summary, run_into
+from pfedafm_jax.runner import finished_summary
+from pfedafm_jax.watching import observed, replay
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -15,27 +15,22 @@ def main() -> int:
     config, options = cli.parse(sys.argv[1:], CONFIGS, "experiments/run.py", __doc__ or "")
     first = options.start(config.devices)
     finished = finished_summary(config, options.run_dir, options.fresh, writes=first)
-    if finished:
+    observers = options.observers() if first else []
+    if finished:  # said without loading anything
+        replay(options.run_dir, [make() for make in observers])
         cli.console.print(f"[bold]{options.run_dir}[/bold] is finished already; --fresh starts over")
         cli.print_summary(finished, sorted(options.run_dir.glob("*.png")))
         return 0
-    with Interruption() as interruption:
-        experiment = Experiment(config, data_dir=options.data_dir, log=cli.console.print)
-        cli.print_plan(experiment, options)
-        with cli.console.status("compiling, up to a minute the first time"):
-            experiment.compile()
-        with cli.Watch(config.rounds) as watch:
-            summary, pictures = run_into(
-                options.run_dir,
-                experiment,
-                options.command,
-                watch.show,
-                resumed=watch.resume,
-                fresh=options.fresh,
-                interruption=interruption,
-                log=cli.console.print,
-            )
-    cli.print_summary(summary, pictures)
+    with Interruption() as interruption, observed(*observers):
+        run(
+            config,
+            run_dir=options.run_dir,
+            data_dir=options.data_dir,
+            fresh=options.fresh,
+            name=options.name,
+            command=options.command,
+            interruption=interruption,
+        )
     return 0
 
 

@@ -1,16 +1,19 @@
 """pFedAFM and the methods it is compared with: federated learning with different models, vectorized in JAX."""
 
+from pfedafm_jax.compare import Comparison
 from pfedafm_jax.config import Config, PFedAFM, load_config, paper_scale, updated, with_preset
 from pfedafm_jax.data import Dataset, Partition, dataset_from_arrays, load_dataset, make_partition
 from pfedafm_jax.engine import Devices, Federation, setup_devices
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment, load_data, split
+from pfedafm_jax.interface import compare_methods, run
 from pfedafm_jax.methods import method_names, register_method
 from pfedafm_jax.models import describe, register_extractor
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Comparison",
     "Config",
     "Dataset",
     "Devices",
@@ -19,6 +22,7 @@ __all__ = [
     "PFedAFM",
     "Partition",
     "PfedafmError",
+    "compare_methods",
     "dataset_from_arrays",
     "describe",
     "load_config",
@@ -29,6 +33,7 @@ __all__ = [
     "paper_scale",
     "register_extractor",
     "register_method",
+    "run",
     "setup_devices",
     "split",
     "updated",

@@ -6,26 +6,27 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
 import tyro
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from pfedafm_jax.compare import COLUMNS, cell, human
-from pfedafm_jax.config import PRESETS, Config, known, load_config, paper_scale, with_preset
+from pfedafm_jax.config import PRESETS, Config, check_types, known, load_config, paper_scale, with_preset
 from pfedafm_jax.engine import join, setup_devices
 from pfedafm_jax.errors import Interrupted, PfedafmError
 from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.methods import find_method
+from pfedafm_jax.methods import check_method
 from pfedafm_jax.plots import architecture_label
-
-console = Console(highlight=False, soft_wrap=False)
+from pfedafm_jax.plugins import load_plugins, registered
+from pfedafm_jax.progress import Watch as Watch  # commands have it from here
+from pfedafm_jax.progress import console
+from pfedafm_jax.watching import Observer, TensorBoard, WeightsAndBiases
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,14 @@ class Options:
         first = self.more.coordinator is None or jax.process_index() == 0
         console.quiet = not first  # one process speaks for all
         return first
+
+    def observers(self) -> list[Callable[[], Observer]]:
+        """What makes the observers that `--tensorboard` and `--wandb` ask for; raises where one cannot be used."""
+        makers: list[Callable[[], Observer]] = [TensorBoard] if self.more.tensorboard else []
+        if self.more.wandb is not None:
+            makers.append(partial(WeightsAndBiases, self.more.wandb, self.fresh, console.print))
+            makers[-1]()
+        return makers
 
 
 def guarded(main: Callable[[], int | None]) -> NoReturn:
@@ -86,8 +95,10 @@ def parse(
 ) -> tuple[Config, Options]:
     """Settings by `--config`, `--preset` and `--paper`, each over the one before; explicit flags over all.
 
+    Plugins come first of all, so that settings may name what they register.
     `add_options` adds what only one command has; it comes back in `Options.more`.
     """
+    load_plugins(argv)
     parser = argparse.ArgumentParser(prog=program, description=description, add_help=False, allow_abbrev=False)
     parser.add_argument("--config", nargs="?", const="", default="hetero_cifar10", metavar="NAME",
                         help="named settings, or a TOML file; alone: list the names")  # fmt: skip
@@ -97,7 +108,13 @@ def parse(
                         help="the paper's length, T = 500 and E = 10, with N = 100, 50 or 10 clients")  # fmt: skip
     parser.add_argument("--run-dir", metavar="DIR", help="where the files of the run go (default: runs/NAME)")
     parser.add_argument("--data-dir", metavar="DIR", help="folder or archive with the dataset")
+    parser.add_argument("--plugin", action="append", metavar="FILE.py",
+                        help="methods and extractors of your own, see docs/extending.md; may be given several times")  # fmt: skip
     parser.add_argument("--fresh", action="store_true", help="start over even if the run is there already")
+    parser.add_argument(
+        "--tensorboard", action="store_true", help="write TensorBoard's event files into the run folder"
+    )
+    parser.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases (pip install wandb)")
     parser.add_argument("--coordinator", metavar="ADDRESS:PORT",
                         help="where the processes of a run over several meet; auto: as Slurm or MPI say")  # fmt: skip
     parser.add_argument("--num-processes", type=int, metavar="P", help="how many processes, beside --coordinator")
@@ -118,13 +135,18 @@ def parse(
         config = paper_scale(config, own.paper)
     if asks_help:
         parser.print_help()
+        print(f"\n{registered()}")
         print(f"\nSettings, with the values of {own.config or 'hetero_cifar10'}:")
         rest = ["--help"]
     config = tyro.cli(Config, args=rest, default=config, prog=program, description="")
-    find_method(config.method)
+    check_types(config)
+    names = [name for word in config.architectures for name in word.split(",")]  # with commas or spaces between them
+    config = replace(config, architectures=tuple(names))
+    check_method(config)
     name = run_name(own.config or "hetero_cifar10")
-    if name in files and config.method != "pfedafm":
-        name = f"{name}-{config.method}"
+    if name in files:  # which is not the whole story where the data or the method is another
+        name = run_name(config.dataset.partition(":")[2]) if ":" in config.dataset else name
+        name = name if config.method == "pfedafm" else f"{name}-{config.method}"
     run_dir = Path(own.run_dir) if own.run_dir else Path("runs") / name
     command = shlex.join([program, *argv])
     return config.check().check_split(), Options(name, run_dir, own.data_dir, own.fresh, f"python {command}", own)
@@ -162,7 +184,7 @@ def print_configs(files: dict[str, Path]) -> None:
 # ---------------------------------------------------------------------------------------------- words
 
 
-def print_plan(experiment: Experiment, options: Options) -> None:
+def print_plan(experiment: Experiment, name: str = "", run_dir: str | Path | None = None) -> None:
     """What the run will do."""
     config, federation = experiment.config, experiment.federation
     method = federation.method
@@ -171,6 +193,8 @@ def print_plan(experiment: Experiment, options: Options) -> None:
     table.add_column()
 
     def networks() -> str:
+        if method.one_network:
+            return f"{config.num_clients} × {architecture_label(method.shared.name)} ({human(method.shared.params)})"
         sizes = np.bincount(federation.groups, minlength=len(federation.architectures))
         return ", ".join(
             f"{size} × {architecture_label(a.name)} ({human(a.params)})"
@@ -203,73 +227,13 @@ def print_plan(experiment: Experiment, options: Options) -> None:
     table.add_row(
         "device", f"{federation.devices}, {federation.chunk} client{'s' if federation.chunk > 1 else ''} a step"
     )
-    table.add_row("files", f"{options.run_dir}/")
-    if config.checkpoint_every:
+    if run_dir is not None:
+        table.add_row("files", f"{run_dir}/")
+    if run_dir is not None and config.checkpoint_every:
         table.add_row("saved", f"every {config.checkpoint_every} rounds; the same command goes on where it stopped")
-    console.print(f"[bold]{method.title}[/bold] on {config.dataset}, {options.name}, seed {config.seed}")
+    title = ", ".join(part for part in (config.dataset, name, f"seed {config.seed}") if part)
+    console.print(f"[bold]{method.title}[/bold] on {title}")
     console.print(table)
-
-
-class Watch:
-    """A progress bar in a terminal; plain lines now and then elsewhere. It may cover several runs."""
-
-    def __init__(self, rounds: int, runs: int = 1):
-        self.rounds, self.best, self.before = rounds, 0.0, 0
-        self.live = console.is_terminal or console.is_jupyter
-        self.every = max(1, rounds // 20)
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[numbers]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            disable=not self.live,
-        )
-        self.task = self.progress.add_task("round", total=rounds * runs, numbers="")
-
-    def __enter__(self) -> "Watch":
-        self.progress.start()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.progress.stop()
-
-    def next_run(self, name: str, done: bool = False) -> None:
-        """Another run begins, or is `done` already."""
-        self.best = 0.0
-        self.progress.update(self.task, description=name, completed=self.before, numbers="")
-        if done:
-            self.before += self.rounds
-            self.progress.update(self.task, completed=self.before)
-        elif not self.live:
-            print(name, flush=True)
-
-    def resume(self, records: Sequence[dict[str, Any]]) -> None:
-        """The run goes on after these."""
-        self.best = max((record["mean_accuracy"] or 0.0 for record in records), default=0.0)
-        self.progress.reset(self.task, completed=self.before + len(records))
-        console.print(f"going on after round {len(records)}")
-        if len(records) == self.rounds:
-            self.before += self.rounds
-
-    def show(self, record: dict[str, Any]) -> None:
-        """One round more."""
-        mean, loss = record["mean_accuracy"] or 0.0, record["loss"]
-        self.best = max(self.best, mean)
-        loss_text = "not finite" if loss is None else f"{loss:.3f}"
-        numbers = f"acc {100 * mean:.1f} best {100 * self.best:.1f} loss {loss_text}"
-        if record["not_finite"]:
-            numbers += f", {record['not_finite']} not finite"
-        self.progress.update(self.task, completed=self.before + record["round"], numbers=numbers)
-        if record["round"] == self.rounds:
-            self.before += self.rounds
-        if not self.live and (record["round"] % self.every == 0 or record["round"] in (1, self.rounds)):
-            everyone = record["all_clients_accuracy"]
-            extra = "" if everyone is None else f"  all clients {100 * everyone:.1f}"
-            print(f"round {record['round']}/{self.rounds}  {numbers}{extra}  {record['seconds']:.1f} s", flush=True)
 
 
 def percent(value: float | None) -> str:

@@ -1,6 +1,7 @@
 """Runs of several methods as one table: mean and standard deviation over seeds."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,42 @@ COLUMNS = {
     "seconds": "seconds",
 }
 """Column → key of a run's summary. Accuracies and spread are shares; floats and FLOPs are per client and round."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a comparison."""
+
+    method: str
+    seed: int
+    summary: dict[str, Any]
+    records: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs of several methods; `rows` is the table over seeds, `per_run` one for pandas, `curves` what plots draw."""
+
+    runs: list[Run]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a method, see `collect`."""
+        return collect([(run.method, run.summary) for run in self.runs])
+
+    def per_run(self) -> list[dict[str, Any]]:
+        """One row a run, numbers only: `pd.DataFrame(comparison.per_run())`."""
+        return [
+            {"method": run.method, "seed": run.seed, **{name: run.summary[key] for name, key in COLUMNS.items()}}
+            for run in self.runs
+        ]
+
+    def curves(self) -> dict[str, list[list[dict[str, Any]]]]:
+        """The records of each method's runs, by its title: `plots.compare_records(comparison.curves())`."""
+        found: dict[str, list[list[dict[str, Any]]]] = {}
+        for run in self.runs:
+            found.setdefault(find_method(run.method).title, []).append(run.records)
+        return found
 
 
 def collect(runs: Sequence[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from pfedafm_jax.config import Config
 from pfedafm_jax.costs import TARGET_ACCURACY, to_target
 from pfedafm_jax.data import Dataset, Partition, load_dataset, make_partition
 from pfedafm_jax.engine import Devices, Federation
-from pfedafm_jax.methods import find_method
+from pfedafm_jax.methods import check_method
 
 Record = dict[str, Any]
 
@@ -23,12 +23,14 @@ def load_data(config: Config, data_dir: str | None = None, log: Callable[[str], 
         num_classes=config.synthetic_classes,
         num_samples=config.synthetic_samples,
         seed=config.seed,
+        image_size=config.image_size,
         log=log,
     )
 
 
 def split(config: Config, dataset: Dataset) -> Partition:
     """The clients' shares of a dataset."""
+    config.check(dataset)
     return make_partition(
         dataset.labels,
         dataset.num_train,
@@ -47,7 +49,8 @@ def split(config: Config, dataset: Dataset) -> Partition:
 class Experiment:
     """A run of one method on one split; `rounds()` goes on where it stands, `summary()` says what came out.
 
-    `records` has one dictionary a round; the arrays are `[rounds, clients]` with NaN where a client took no part.
+    `records` has one dictionary a round; `per_round()` and `per_client()` are columns for a table; the arrays of
+    `visits` are `[rounds, clients]` with NaN where a client took no part.
     """
 
     def __init__(
@@ -60,8 +63,8 @@ class Experiment:
         devices: Devices | None = None,
         log: Callable[[str], None] | None = None,
     ):
-        self.config = config.check()
-        find_method(config.method)
+        self.config = config.check(dataset)
+        check_method(config)
         if dataset is None and partition is None:
             config.check_split()
         self.dataset = dataset if dataset is not None else load_data(config, data_dir, log)
@@ -198,6 +201,50 @@ class Experiment:
         """The prediction that the method is judged by."""
         return self.predictions[0]
 
+    def per_round(self) -> dict[str, np.ndarray]:
+        """Columns of equal length with one number a round, NaN where there is none: `pd.DataFrame(e.per_round())`.
+
+        Everything in `records` but who took part; `accuracy/…` and `all_clients/…` are the single predictions.
+        """
+        nested = ("accuracy", "all_clients")
+        names = dict.fromkeys(name for record in self.records for name in record if name != "participants")
+        columns = {n: _column([record.get(n) for record in self.records]) for n in names if n not in nested}
+        for name in nested if self.records else ():
+            for part in self.predictions:
+                columns[f"{name}/{part}"] = _column([(record[name] or {}).get(part) for record in self.records])
+        return columns
+
+    def per_client(self) -> dict[str, np.ndarray]:
+        """Columns of equal length with one entry a client: `pd.DataFrame(experiment.per_client())`.
+
+        `accuracy` is that of the last evaluation of all clients; `loss` and what else a method reports are those of
+        a client's last visit; NaN where there was none.
+        """
+        federation, clients = self.federation, np.arange(self.config.num_clients)
+        counts = self.partition.class_counts(self.dataset.labels, self.dataset.num_classes)
+        took_part = np.zeros((self.round, len(clients)), bool)
+        for index, record in enumerate(self.records):
+            took_part[index, record["participants"]] = True
+        visits = took_part.sum(axis=0)
+        last = self.round - 1 - np.argmax(took_part[::-1], axis=0) if self.round else np.zeros(len(clients), int)
+        columns: dict[str, np.ndarray] = {
+            "client": clients,
+            "architecture": np.array(self.config.architectures)[federation.groups],
+            "num_train": federation.num_train,
+            "num_test": federation.num_test,
+            "num_classes": (counts > 0).sum(axis=1),
+            "visits": visits,
+            "last_round": np.where(visits > 0, last + 1, 0),
+        }
+        scores = self.evaluations[max(self.evaluations)] if self.evaluations else {}
+        for name in self.predictions:
+            column = "accuracy" if name == self.judged_by else f"accuracy/{name}"
+            columns[column] = np.asarray(scores.get(name, np.full(len(clients), np.nan)), np.float32)
+        for name, rows in self.visits.items():
+            if name != "finite" and not name.startswith("accuracy/"):
+                columns[name] = rows[last, clients]
+        return columns
+
     def client_table(self) -> dict[str, np.ndarray]:
         """Arrays for `clients.npz`: per-client numbers by round, accuracies of all clients by evaluation, sizes."""
         federation = self.federation
@@ -239,6 +286,13 @@ class Experiment:
             **to_target(records, TARGET_ACCURACY.get(config.dataset)),
             "config": config.as_dict(),
         }
+
+
+def _column(values: list[Any]) -> np.ndarray:
+    """Numbers as an array: whole ones stay whole, None becomes NaN."""
+    if all(isinstance(value, int) for value in values):
+        return np.array(values)
+    return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
 def _mean(values: np.ndarray) -> float | None:

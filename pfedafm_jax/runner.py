@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from pfedafm_jax.errors import Interrupted, PfedafmError, storage_error
 from pfedafm_jax.experiment import Experiment, Record
 from pfedafm_jax.interruption import Interruption
 from pfedafm_jax.records import RunFolder, differences
+from pfedafm_jax.watching import Observer, around, latest, observations
 
 
 def checkpoint_folder(run_dir: str | Path) -> Path:
@@ -89,15 +90,18 @@ def run_into(
     fresh: bool = False,
     interruption: Interruption | None = None,
     log: Callable[[str], None] = lambda line: None,
+    observers: Sequence[Observer] = (),
 ) -> tuple[dict[str, Any], list[Path]]:
     """Runs an experiment to its end, from its last checkpoint if it has one; returns the summary and the plots.
 
-    `show` is given every new record, `resumed` those of before; `fresh` starts over.
+    `show` is given every new record, `resumed` those of before; `fresh` starts over. `observers` are told all of it, see
+    `watching.py`.
     """
     hosts = experiment.federation.hosts
     finished_summary(experiment.config, run_dir, fresh, hosts.first)
     folder, interruption = RunFolder(run_dir), interruption or Interruption()
-    with folder.lock() if hosts.first else contextlib.nullcontext():
+    observers = [*observers, *around()] if hosts.first else []
+    with folder.lock() if hosts.first else contextlib.nullcontext(), contextlib.ExitStack() as closing:
         checkpoints = Checkpoints(checkpoint_folder(run_dir), identity(experiment), log, hosts)
         try:
             if fresh and hosts.first:
@@ -106,9 +110,13 @@ def run_into(
                 resumed(experiment.records)
             if hosts.first:
                 folder.start(experiment, command)
+            past = observations(experiment.records, experiment.client_table()) if observers else []
+            for observer in observers:
+                closing.callback(observer.close)
+                observer.start(folder.path, experiment.config.as_dict(), past)
             hosts.any(False)  # nobody starts before the folder is as it should be
             with interruption.saved_at_the_end_of_a_round():
-                _rounds(experiment, folder, checkpoints, show, interruption)
+                _rounds(experiment, folder, checkpoints, show, interruption, observers)
             if not hosts.first:
                 return experiment.summary(), []
             title = title_of(experiment.config, experiment.federation.method.title)
@@ -118,11 +126,27 @@ def run_into(
                 checkpoint_seconds=round(checkpoints.seconds, 3),
                 checkpoint_background_seconds=round(checkpoints.background_seconds, 3),
             )
+            for observer in observers:
+                observer.finish(summary)
         except OSError as error:
             raise storage_error(f"the files of {folder.path}", folder.path, error) from error
         finally:
             checkpoints.close()
     return summary, pictures
+
+
+def load_finished(run_dir: str | Path, experiment: Experiment, log: Callable[[str], None] = lambda line: None) -> None:
+    """Puts an experiment that has run no round yet where a finished run left it: records, clients and server."""
+    checkpoints = Checkpoints(checkpoint_folder(run_dir), identity(experiment), log, experiment.federation.hosts)
+    try:
+        loaded = go_on(experiment, checkpoints) and experiment.round == experiment.config.rounds
+    finally:
+        checkpoints.close()
+    if not loaded:
+        raise PfedafmError(
+            f"{run_dir} is finished, and there is no checkpoint of its last round to load; its numbers are in "
+            "rounds.jsonl, clients.npz and summary.json, and fresh=True starts over"
+        )
 
 
 def _rounds(
@@ -131,12 +155,15 @@ def _rounds(
     checkpoints: Checkpoints,
     show: Callable[[Record], None],
     interruption: Interruption,
+    observers: Sequence[Observer],
 ) -> None:
     config, hosts = experiment.config, experiment.federation.hosts
     for record in experiment.rounds():
         if hosts.first:
             folder.add(record)
             show(record)
+            for observer in observers:
+                observer.round(latest(experiment))
         number, stopped = experiment.round, interruption.signal_number is not None
         if hosts.count > 1:  # a signal to one process is meant for all
             stopped = hosts.any(stopped)

@@ -2,11 +2,39 @@
 
 import doctest
 import importlib
+import inspect
+import pkgutil
 
 import pytest
 
+import pfedafm_jax
+from pfedafm_jax import data, methods, models
+from pfedafm_jax.methods import base, pfedafm
 
-@pytest.mark.parametrize("name", ["models", "costs", "compare"])
-def test_examples_in_docstrings(name):
-    failures, tried = doctest.testmod(importlib.import_module(f"pfedafm_jax.{name}"))
-    assert tried and not failures
+MODULES = [module.name for module in pkgutil.walk_packages(pfedafm_jax.__path__, "pfedafm_jax.")]
+SHOWN = [
+    pfedafm_jax.Config, pfedafm_jax.load_config, pfedafm_jax.updated, pfedafm_jax.with_preset,
+    data.make_partition, data.Partition.class_counts, data.dataset_from_arrays,
+    models.describe, models.register_extractor, methods.register_method,
+    pfedafm.mix_features, base.average, base.weigh,
+]  # fmt: skip
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """What examples register is gone afterwards."""
+    monkeypatch.setattr(models, "_EXTRACTORS", dict(models._EXTRACTORS))
+    monkeypatch.setattr(methods, "_METHODS", dict(methods._METHODS))
+    yield
+    models.describe.cache_clear()
+
+
+def test_examples_in_docstrings(registered):
+    tried = {name: doctest.testmod(importlib.import_module(name)) for name in MODULES}
+    assert not [name for name, result in tried.items() if result.failed]
+    assert sum(result.attempted for result in tried.values()) > 30
+
+
+@pytest.mark.parametrize("shown", SHOWN, ids=lambda shown: shown.__qualname__)
+def test_what_users_call_has_an_example(shown):
+    assert ">>>" in (inspect.getdoc(shown) or "")

@@ -1,0 +1,213 @@
+"""Runs and comparisons as calls, and their results as columns for a table."""
+
+import contextlib
+import io
+import json
+import shutil
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+import pfedafm_jax
+from pfedafm_jax import PfedafmError, compare_methods, plots, progress, run, runner
+from pfedafm_jax.experiment import Experiment
+
+ROUNDS = 3
+
+
+@pytest.fixture(scope="module")
+def settings(config):
+    return replace(config, rounds=ROUNDS, eval_every=2, checkpoint_every=2)
+
+
+@pytest.fixture(scope="module")
+def shown(settings, dataset, partition):
+    """A run in memory, and what it said in a terminal of 80 columns."""
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+        patch.setattr(progress.console, "_width", 80)
+        return run(settings, dataset, partition, name="a name"), said.getvalue()
+
+
+@pytest.fixture(scope="module")
+def in_memory(shown):
+    return shown[0]
+
+
+@pytest.fixture(scope="module")
+def silent(settings, dataset, partition, tmp_path_factory):
+    """The same run in a folder, and what it said without progress."""
+    folder, said = tmp_path_factory.mktemp("run") / "small", io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        return run(settings, dataset, partition, run_dir=folder, progress=False), folder, said.getvalue()
+
+
+@pytest.fixture(scope="module")
+def in_folder(silent):
+    return silent[:2]
+
+
+def rows(experiment):
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in experiment.records]
+
+
+def weights(experiment):
+    store = experiment.federation.store
+    clients = [store.state(client) for client in range(experiment.config.num_clients)]
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((clients, experiment.federation.server))]
+
+
+def test_everything_public_is_there():
+    for name in pfedafm_jax.__all__:
+        assert hasattr(pfedafm_jax, name)
+
+
+def test_a_call_is_the_same_run_in_memory_and_in_a_folder(in_memory, in_folder):
+    experiment, folder = in_folder
+    assert len(in_memory.records) == ROUNDS and rows(in_memory) == rows(experiment)
+    assert weights(in_memory) == weights(experiment)
+    assert {"summary.json", "rounds.jsonl", "accuracy.png", "checkpoints"} <= {path.name for path in folder.iterdir()}
+
+
+def test_the_same_call_loads_a_finished_run(in_folder, settings, dataset, partition, capsys):
+    experiment, folder = in_folder
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    again = run(settings, dataset, partition, run_dir=folder)
+    assert "is finished already; fresh=True starts over" in capsys.readouterr().out.replace("\n", "")
+    assert again.records == experiment.records and weights(again) == weights(experiment)
+    np.testing.assert_array_equal(again.per_client()["accuracy"], experiment.per_client()["accuracy"])
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_finished_run_without_checkpoints_cannot_be_loaded(in_folder, settings, dataset, partition, tmp_path):
+    shutil.copytree(in_folder[1], tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(PfedafmError, match="no checkpoint of its last round"):
+        run(settings, dataset, partition, run_dir=tmp_path / "run", progress=False)
+
+
+def test_the_call_shows_plan_progress_and_result_in_80_columns(shown):
+    out = shown[1]
+    assert "pFedAFM on synthetic, a name, seed 5" in out and "6, 3 a round" in out
+    assert "round 3/3" in out and "best mean of participants" in out and "files" not in out
+    assert max(len(line) for line in out.splitlines()) <= 80
+
+
+def test_without_progress_nothing_is_said(silent):
+    assert silent[2] == ""
+
+
+def test_a_notebook_gets_a_bar_that_is_written_anew(monkeypatch):
+    shown = []
+
+    def display(data, raw, display_id):
+        assert raw and display_id
+        shown.append(data)
+        return SimpleNamespace(update=lambda data, raw: shown.append(data))
+
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    monkeypatch.setattr(progress.console, "is_jupyter", True)
+    record = {"mean_accuracy": 0.5, "loss": 1.25, "not_finite": 0, "all_clients_accuracy": None, "seconds": 0.1}
+    with progress.Watch(rounds=2) as watch:
+        for number in (1, 2):
+            watch.show({**record, "round": number})
+    assert [data["text/plain"].split("  ")[0] for data in shown] == ["", "round 1/2", "round 2/2"]
+    assert 'value="2" max="2"' in shown[-1]["text/html"] and "acc 50.0 best 50.0 loss 1.250" in shown[-1]["text/html"]
+
+
+def test_columns_by_round_are_numbers_of_equal_length(in_memory):
+    table = in_memory.per_round()
+    assert {column.shape for column in table.values()} == {(ROUNDS,)}
+    assert all(column.dtype.kind in "if" for column in table.values())
+    assert table["round"].tolist() == [1, 2, 3] and table["floats_up"].dtype.kind == "i"
+    records = in_memory.records
+    assert table["mean_accuracy"].tolist() == [record["mean_accuracy"] for record in records]
+    assert table["accuracy/small"].tolist() == [record["accuracy"]["small"] for record in records]
+    assert np.isnan(table["all_clients/mixed"]).tolist() == [True, False, False]  # evaluated after rounds 2 and 3
+    assert "participants" not in table
+
+
+def test_columns_by_client_say_who_it_is_and_how_it_did(in_memory, partition, dataset):
+    table = in_memory.per_client()
+    assert {column.shape for column in table.values()} == {(6,)}
+    assert table["architecture"].tolist() == ["small_a", "small_b"] * 3
+    assert table["num_train"].tolist() == [21, 16, 29, 5, 19, 24] and table["num_test"].tolist()[4] == 70
+    held = np.concatenate([partition.train[3], partition.test[3]])
+    assert table["num_classes"][3] == len(set(dataset.labels[held].tolist()))
+    drawn = [record["participants"] for record in in_memory.records]
+    for client in range(6):
+        took_part = [number for number, clients in enumerate(drawn, start=1) if client in clients]
+        assert table["visits"][client] == len(took_part)
+        assert table["last_round"][client] == max(took_part, default=0)
+        assert np.isnan(table["mix_mean"][client]) == (not took_part)
+        if took_part:
+            assert table["mix_mean"][client] == in_memory.visits["mix_mean"][max(took_part) - 1, client]
+    np.testing.assert_array_equal(table["accuracy"], in_memory.evaluations[3]["mixed"])
+    np.testing.assert_array_equal(table["accuracy/large"], in_memory.evaluations[3]["large"])
+
+
+def test_columns_before_the_first_round(settings, dataset, partition):
+    experiment = Experiment(settings, dataset, partition)
+    assert experiment.per_round() == {}
+    table = experiment.per_client()
+    assert table["visits"].tolist() == [0] * 6 and np.isnan(table["accuracy"]).all()
+
+
+def test_records_and_columns_go_into_pandas(in_memory):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(in_memory.records)
+    assert frame["mean_accuracy"].dtype == float and frame["all_clients_accuracy"].isna().tolist() == [
+        True,
+        False,
+        False,
+    ]
+    assert pandas.DataFrame(in_memory.per_round()).shape[0] == ROUNDS
+    by_architecture = pandas.DataFrame(in_memory.per_client()).groupby("architecture")["accuracy"].mean()
+    assert by_architecture["small_a"] == pytest.approx(in_memory.evaluations[3]["mixed"][::2].mean(), rel=1e-5)
+
+
+def test_figures_show_themselves_in_notebooks(in_memory):
+    figure = plots.accuracy_by_round(in_memory.records)
+    assert figure._repr_png_().startswith(b"\x89PNG")  # pyright: ignore
+    assert "participants, mixed model" in {line.get_label() for line in figure.axes[0].lines}
+
+
+def test_a_comparison_is_the_same_in_memory_and_in_a_folder(
+    settings, dataset, partition, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(runner.plots, "draw_all", lambda *arguments: [])
+    short = replace(settings, rounds=1, architectures=("small_b",))
+    share = {"dataset": dataset, "partition": partition}
+    live = compare_methods(short, ["standalone", "lg_fedavg"], **share, progress=False)
+    kept = compare_methods(short, "standalone", [5, 6], **share, run_dir=tmp_path, progress=False)
+    again = compare_methods(short, ["standalone"], [5, 6], **share, run_dir=tmp_path)
+    said = capsys.readouterr().out
+    assert "Standalone" in said and str(tmp_path / "compare.png") in said.replace("\n", "")
+    assert [(run.method, run.seed) for run in kept.runs] == [("standalone", 5), ("standalone", 6)]
+    assert kept.per_run() == again.per_run() and kept.curves() == again.curves()
+    first, same = ({k: v for k, v in c.per_run()[0].items() if k != "seconds"} for c in (live, kept))
+    assert first == same and first["seed"] == 5
+    assert kept.rows[0]["runs"] == 2 and json.loads((tmp_path / "compare.json").read_text()) == again.rows
+    assert len(plots.compare_records(live.curves()).axes[0].lines) == 2
+    assert [text.get_text() for text in plots.accuracy_by_floats(live.rows).axes[0].texts] == [
+        "Standalone",
+        "LG-FedAvg",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("methods", "seeds", "said"),
+    [
+        (["standalone", "fedavgg"], None, "fedavgg"),
+        ([], None, "methods = "),
+        (["standalone"], [], "seeds = "),
+        (["standalone"], ["one"], "seed = 'one'"),
+    ],
+)
+def test_bad_comparisons_are_refused_before_any_work(methods, seeds, said, settings):
+    with pytest.raises(PfedafmError, match=said):
+        compare_methods(settings, methods, seeds, progress=False)
