@@ -1,0 +1,137 @@
+"""The grid search: its grid, its choice, its files; the command on generated data."""
+
+import dataclasses
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pfedafm_jax.config import Config, load_config
+from pfedafm_jax.data import Partition
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.experiment import load_data, split
+from pfedafm_jax.reproduce import grid
+
+ROOT = Path(__file__).parent.parent
+SMALL = ["--dataset", "synthetic", "--synthetic-samples", "240", "--num-clients", "6", "--participation", "0.5",
+         "--architectures", "small_a", "--shared-extractor", "small_a", "--feature-size", "12", "--local-epochs", "1",
+         "--batch-size", "4", "--devices", "1"]  # fmt: skip
+
+
+def sweep(monkeypatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["sweep.py", *arguments])
+    return runpy.run_path(str(ROOT / "experiments" / "sweep.py"))["main"]()
+
+
+def score(point, *accuracies, diverged=None):
+    run = {"diverged_at_round": diverged, "last_mean_accuracy": 0.5, "rounds": 3, "seconds": 60.0}
+    return grid.Score(point, [run] * len(accuracies), accuracies)
+
+
+# ---------------------------------------------------------------------------------------------- the grid
+
+
+def test_the_papers_grid_is_every_combination_of_its_values():
+    found = grid.points(grid.paper_grid("pfedafm"))
+    assert len(found) == 4 * 2 * 4
+    assert found[0] == {"batch_size": 64, "local_epochs": 1, "learning_rate": 0.01, "pfedafm.mix_learning_rate": 0.001}
+    assert len(grid.points(grid.paper_grid("fd"))) == 8
+    config = grid.at(Config(), found[-1])
+    assert (config.batch_size, config.local_epochs, config.pfedafm.mix_learning_rate) == (512, 10, 1.0)
+
+
+def test_values_are_read_as_what_they_are():
+    found = grid.parse_grid(["learning-rate=0.1,1e-2", "flip=true,false", "pfedafm.mix_fixed=none,0.5", "method=fd"])
+    assert found == {"learning_rate": (0.1, 0.01), "flip": (True, False), "pfedafm.mix_fixed": (None, 0.5),
+                     "method": ("fd",)}  # fmt: skip
+
+
+@pytest.mark.parametrize("word", ["batch_size", "batch_size=", "batch_size=1,,2", "=1", "seed=1,2"])
+def test_a_grid_that_makes_no_sense_is_refused(word):
+    with pytest.raises(PfedafmError, match="grid = "):
+        grid.parse_grid([word])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--grid", "batchsize=1,2"], "unknown setting batchsize"),
+        (["--grid", "batch_size=64,none"], "batch_size = None"),
+        (["--grid", "batch_size=64,0"], "batch_size = 0"),
+        (["--grid", "fd.gama=1"], "unknown setting fd.gama"),
+        (["--seeds", "a"], "seeds = 'a'"),
+        (["--halving", "--rounds", "6"], "multiple of 4"),
+        (["--halving", "--rounds", "8", "--method", "fedkd"], "off for FedKD"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(arguments, said, tmp_path, monkeypatch):
+    with pytest.raises(PfedafmError, match=said):
+        sweep(monkeypatch, *SMALL, "--run-dir", str(tmp_path / "sweep"), *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------------------------------------- the choice
+
+
+def test_validation_data_take_the_place_of_test_data_which_are_in_no_part():
+    config = dataclasses.replace(Config(), dataset="synthetic", num_clients=10, validation_fraction=0.1)
+    dataset = load_data(config)
+    whole, found = split(config, dataset), grid.validation_split(config, dataset)
+    assert isinstance(found, Partition)
+    for client in range(10):
+        assert np.array_equal(found.test[client], whole.validation[client]) and len(found.test[client]) > 0
+        seen = np.concatenate([found.train[client], found.test[client], found.validation[client]])
+        assert not np.isin(seen, np.concatenate(whole.test)).any()
+
+
+def test_the_best_mean_over_seeds_is_chosen_and_a_diverged_setting_never():
+    a, b = score({"learning_rate": 0.1}, 0.9, 0.5), score({"learning_rate": 0.2}, 0.75, 0.75)
+    c, d = score({"learning_rate": 1.0}, 0.99, 0.99, diverged=2), score({"learning_rate": 2.0}, 0.8, None)
+    assert [s.point["learning_rate"] for s in grid.ranked([a, b, c, d])] == [0.2, 0.1, 1.0, 2.0]
+    assert grid.ranked([a, score({"learning_rate": 0.3}, 0.7, 0.7)])[0] is a  # equal: the grid's own order
+    rows = grid.table([a, b, c]).rows
+    assert rows[0] == ["1", "0.2", "75.00 ± 0.00", "50.00", "3", "2.0"] and "diverged at round 2" in rows[2][2]
+
+
+def test_influence_is_how_far_the_values_of_a_setting_are_apart_over_the_others():
+    scores = [score({"a": a, "b": b, "c": 1}, value) for a, b, value in
+              ((1, 1, 0.5), (1, 2, 0.6), (2, 1, 0.8), (2, 2, 0.9))]  # fmt: skip
+    assert list(grid.influence(scores)) == ["a", "b"]  # c has one value
+    assert grid.influence(scores) == pytest.approx({"a": 0.3, "b": 0.1})
+    axes = grid.heat_map(scores, "title").axes[0]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("a", "b")
+    assert sorted(text.get_text() for text in axes.texts) == ["50.00", "60.00", "80.00", "90.00"]
+
+
+def test_a_configuration_file_gives_back_its_settings(tmp_path):
+    config = grid.at(Config(architectures=("cnn1", "cnn5"), flip=True, method="fedkd"),
+                     {"learning_rate": 1e-5, "fedkd.coding": "none", "pfedafm.mix_fixed": 0.5})  # fmt: skip
+    (tmp_path / "best.toml").write_text(grid.toml(config, "two\nlines"))
+    assert load_config(tmp_path / "best.toml") == config
+
+
+# ---------------------------------------------------------------------------------------------- the command
+
+
+def test_the_command_chooses_goes_on_and_leaves_a_configuration(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "sweep"
+    arguments = [*SMALL, "--method", "standalone", "--run-dir", str(folder), "--rounds", "4", "--halving",
+                 "--grid", "learning_rate=0.000001,0.1"]  # fmt: skip
+    assert sweep(monkeypatch, *arguments) == 0
+    content = json.loads((folder / "sweep.json").read_text())
+    assert [entry["point"]["learning_rate"] for entry in content] == [0.1, 1e-6]
+    assert [entry["rounds"] for entry in content] == [[4], [1]]  # the worse half was left after a quarter
+    rounds = (folder / "learning_rate=0.1" / "seed0" / "rounds.jsonl").read_text().splitlines()
+    assert content[0]["accuracy"] == json.loads(rounds[3])["all_clients_accuracy"]
+    with np.load(folder / "learning_rate=0.1" / "seed0" / "partition.npz") as parts:
+        assert parts["validation_sizes"].sum() == 0 and len(parts["train"]) + len(parts["test"]) < 240 * 0.85
+    best = load_config(folder / "best.toml")
+    assert (best.learning_rate, best.method, best.validation_fraction, best.rounds) == (0.1, "standalone", 0.0, 4)
+    assert (folder / "sweep.png").stat().st_size > 5000 and "| 1 | 0.1 |" in (folder / "sweep.md").read_text()
+    capsys.readouterr()
+    assert sweep(monkeypatch, *arguments) == 0
+    again = capsys.readouterr().out
+    assert "2 runs of 1 rounds, 2 of them done" in again and "round 1/" not in again
