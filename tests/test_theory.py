@@ -1,0 +1,181 @@
+"""The estimates of the theory on problems whose constants are known, and the study of a small run."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from pfedafm_jax import plots, theory
+from pfedafm_jax.config import updated
+from pfedafm_jax.engine import Federation, draw_participants
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.theory import measure, outcome
+
+CURVATURE = np.array([4.0, 1.0, 0.25], np.float32)
+CENTRES = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
+
+
+def quadratic(params, batch):
+    """Mean over the batch of ½ (h - c)ᵀ A (h - c), A diagonal: smoothness is A's largest entry."""
+    away = params["h"][None, :] - batch
+    return jnp.mean(0.5 * jnp.sum(jnp.square(away) * CURVATURE[None, :], axis=1))
+
+
+def epoch(params, order, size=8, loss=quadratic, data=CENTRES):
+    batches = jnp.asarray(data)[order].reshape(-1, size, *data.shape[1:])
+    return theory.gradient_pass(loss, params, batches, jnp.full(len(batches), float(size)))
+
+
+def at(point):
+    """(parameters, gradient) of the quadratic."""
+    params = {"h": jnp.asarray(point, jnp.float32)}
+    return params, epoch(params, jnp.arange(24)).gradient
+
+
+def test_loss_and_gradient_are_those_of_all_data():
+    h = np.array([1.0, -2.0, 0.5], np.float32)
+    found = epoch({"h": jnp.asarray(h)}, jax.random.permutation(jax.random.key(1), 24))
+    np.testing.assert_allclose(found.gradient["h"], CURVATURE * (h - CENTRES.mean(axis=0)), rtol=1e-5)
+    by_hand = np.mean(0.5 * np.sum(CURVATURE * np.square(h - CENTRES), axis=1))
+    assert float(found.loss) == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_variance_is_that_of_a_random_batch():
+    """Drawn without replacement: the variance of the mean of b of n is S²/b · (n - b)/(n - 1)."""
+    keys = jax.random.split(jax.random.key(2), 3000)
+    params = {"h": jnp.zeros(3)}
+    orders = jax.vmap(lambda key: jax.random.permutation(key, 24))(keys)
+    found = jax.jit(jax.vmap(lambda order: epoch(params, order).variance))(orders)
+    spread = np.mean(np.sum(np.square(CURVATURE * (CENTRES - CENTRES.mean(axis=0))), axis=1))
+    assert float(jnp.mean(found)) == pytest.approx(spread / 8 * 16 / 23, rel=0.03)
+
+
+def test_padding_counts_for_nothing_and_one_batch_has_no_variance():
+    params = {"h": jnp.ones(3)}
+    batches = jnp.asarray(CENTRES).reshape(3, 8, 3)
+    padded = jnp.concatenate([batches, jnp.full((1, 8, 3), 100.0)])
+    found = theory.gradient_pass(quadratic, params, padded, jnp.array([8.0, 8.0, 8.0, 0.0]))
+    plain = theory.gradient_pass(quadratic, params, batches, jnp.array([8.0, 8.0, 8.0]))
+    np.testing.assert_allclose(found.gradient["h"], plain.gradient["h"])
+    assert float(found.variance) == float(plain.variance) > 0
+    assert float(epoch(params, jnp.arange(24), size=24).variance) == 0
+
+
+def test_smoothness_of_a_quadratic_is_its_curvature_along_the_way():
+    start = np.array([0.3, -1.0, 2.0])
+    for direction, value in zip(np.eye(3), CURVATURE, strict=True):
+        assert theory.smoothness(at(start), at(start + 0.5 * direction)) == pytest.approx(value, rel=1e-4)
+    between = theory.smoothness(at(start), at([1.0, 1.0, 1.0]))
+    assert between is not None and 0.25 < between < 4.0
+    assert theory.smoothness(at(start), at(start)) is None
+
+
+def test_smoothness_of_logistic_regression():
+    """The Hessian is XᵀX / 4n at zero and below it everywhere else."""
+    random = np.random.default_rng(3)
+    inputs, labels = random.normal(size=(24, 3)).astype(np.float32), random.integers(0, 2, 24).astype(np.float32)
+    values, vectors = np.linalg.eigh(inputs.T @ inputs / (4 * 24))
+
+    def loss(params, batch):
+        scores = batch[:, :3] @ params["h"]
+        return jnp.mean(optax.sigmoid_binary_cross_entropy(scores, batch[:, 3]))
+
+    def point(h):
+        params = {"h": jnp.asarray(h, jnp.float32)}
+        data = np.concatenate([inputs, labels[:, None]], axis=1)
+        return params, epoch(params, jnp.arange(24), loss=loss, data=data).gradient
+
+    assert theory.smoothness(point(np.zeros(3)), point(1e-2 * vectors[:, -1])) == pytest.approx(values[-1], rel=1e-3)
+    far = theory.smoothness(point([1.0, -2.0, 0.0]), point([0.0, 1.0, 3.0]))
+    assert far is not None and far < values[-1]
+
+
+def test_the_bound_holds_for_plain_sgd_and_is_void_for_too_large_a_step():
+    """Eq. 30 without aggregation: E plain steps a round on the quadratic, its constants known."""
+    spread = np.mean(np.sum(np.square(CURVATURE * (CENTRES - CENTRES.mean(axis=0))), axis=1))
+    sigma2, eta, rounds, steps = spread / 8 * 16 / 23, 0.2, 25, 4
+    random, h, norms = np.random.default_rng(4), np.array([3.0, 3.0, 3.0]), []
+
+    def loss(h):
+        return np.mean(0.5 * np.sum(CURVATURE * np.square(h - CENTRES), axis=1))
+
+    excess = loss(h) - loss(CENTRES.mean(axis=0))
+    for _ in range(rounds * steps):
+        norms.append(np.sum(np.square(CURVATURE * (h - CENTRES.mean(axis=0)))))
+        h = h - eta * CURVATURE * (h - CENTRES[random.choice(24, 8, replace=False)].mean(axis=0))
+    constants = {"L1": 4.0, "sigma2": sigma2, "delta2": 0.0, "Delta": excess, "E": steps, "eta": eta}
+    limit = theory.bound(rounds, **constants)
+    assert limit is not None and np.mean(norms) < limit < 10 * np.mean(norms)
+    assert theory.bound(rounds, **{**constants, "eta": 0.5}) is None
+    floor = theory.bound(np.inf, **constants)
+    assert floor == pytest.approx(4.0 * steps * eta**2 * sigma2 / 2 / (eta - 4.0 * eta**2 / 2) / steps)
+
+
+def test_extractors_trained_again_average_to_the_servers(config, dataset, partition):
+    federation = Federation(config, dataset, partition)
+    old = jax.device_get(federation.server["shared_extractor"])
+    drawn = [int(client) for client in draw_participants(config.seed, 1, 6, 3)]
+    before = {client: federation.store.state(client) for client in drawn}
+    federation.run_round(1)
+    new = jax.device_get(federation.server["shared_extractor"])
+    own = [measure.own_extractor(federation, c, 1, federation.store.state(c)["header"], old) for c in drawn]
+    weights = federation.num_train[drawn] / federation.num_train[drawn].sum()
+    average = jax.tree.map(lambda *leaves: sum(w * leaf for w, leaf in zip(weights, leaves, strict=True)), *own)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), average, new)
+
+    client = drawn[0]
+    visit = measure._visit(federation, client, 1, before[client], old, new)
+    architecture = federation.architectures[federation.groups[client]]
+    rows, how = partition.train[client], federation.method.how
+    images = measure.normalise(jnp.asarray(dataset.images[rows]), how.mean, how.std)
+    scores = federation.method.predict(architecture, before[client], {"shared_extractor": old}, images)["mixed"]
+    losses = optax.softmax_cross_entropy_with_integer_labels(scores, jnp.asarray(dataset.labels[rows], jnp.int32))
+    assert visit["loss"]["start"] == pytest.approx(float(losses.mean()), rel=1e-4)
+    assert visit["variation"] == pytest.approx(theory.squared_distance(own[0], new), rel=1e-3)
+    assert visit["steps"] == 2 * -(-len(rows) // 8)
+    # One step of plain gradient descent lowers the loss by about η‖∇L‖².
+    fallen = visit["loss"]["start"] - visit["loss"]["step"]
+    assert fallen == pytest.approx(config.learning_rate * visit["squared_gradient"]["start"], rel=0.2)
+
+
+def test_the_theorems_rounds_are_the_visits_of_a_client(config):
+    everyone = dataclasses.replace(config, participation=1.0)
+    assert outcome._visits_per_client(everyone, [1, 2, 5]) == [1, 2, 5]
+    first, second = (set(draw_participants(config.seed, number, 6, 3).tolist()) for number in (1, 2))
+    assert outcome._visits_per_client(config, [1, 2]) == [1, 6 / len(first | second)]
+
+
+def test_a_study_is_measured_once_drawn_and_told(config, tmp_path, monkeypatch):
+    settings = dataclasses.replace(config, synthetic_samples=240, architectures=("small_b",))
+    lines: list[str] = []
+    result = theory.study(settings, tmp_path, log=lines.append)
+    assert any("round 3/3" in line for line in lines)
+    assert len(result["T"]) == len(result["average"]) == 3 and all(len(row["visits"]) == 3 for row in result["rounds"])
+    ratios = [v for row in result["rounds"] for visit in row["visits"] for v in visit["smoothness"].values()]
+    assert result["constants"]["L1"] == max(ratios) and result["lemmas"]["visits"] == 9
+    assert result["constants"]["Delta"] == pytest.approx(np.log(4), rel=0.1)
+
+    monkeypatch.setattr(measure, "Experiment", None)  # a second call must not train
+    assert theory.study(settings, tmp_path, log=lines.append) == result
+    assert theory.study(dataclasses.replace(settings, devices=0), tmp_path) == result
+    with pytest.raises(PfedafmError, match=r"momentum: 0\.9 → 0\.5"):
+        theory.study(dataclasses.replace(settings, momentum=0.5), tmp_path)
+    with pytest.raises(PfedafmError, match="rounds: 3 → 4"):
+        theory.study(dataclasses.replace(settings, rounds=4), tmp_path)
+
+    assert plots.save(theory.figure(result), tmp_path / "theory.png").stat().st_size > 20_000
+    text = theory.markdown(result)
+    assert "L₁" in text and "Eq. 34" in text and "momentum 0.9" in text and "nan" not in text
+    assert json.loads((tmp_path / "theory.json").read_text()) == result
+
+
+def test_what_the_theory_is_not_about_is_refused(config, tmp_path):
+    with pytest.raises(PfedafmError, match="method = 'fd'"):
+        theory.study(dataclasses.replace(config, method="fd"), tmp_path)
+    with pytest.raises(PfedafmError, match="iterative"):
+        theory.study(updated(config, {"pfedafm": {"training": "end_to_end"}}), tmp_path)
+    assert not list(tmp_path.iterdir())
