@@ -146,6 +146,10 @@ def test_several_runs_are_compared_first(finished, copied, tmp_path):
 
 def test_a_folder_of_runs_stands_for_the_runs_in_it(finished, copied, tmp_path):
     assert find_runs([tmp_path, copied]) == [copied] and find_runs([finished]) == [finished]
+    (tmp_path / "compare.md").touch()
+    assert find_runs(sorted(tmp_path.iterdir())) == [copied]  # runs/all/*
+    with pytest.raises(PfedafmError, match="it is a file"):
+        find_runs([tmp_path / "compare.md"])
 
 
 def test_an_unfinished_run_without_a_round_has_its_settings(copied, tmp_path):

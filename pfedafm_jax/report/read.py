@@ -97,12 +97,21 @@ class Run:
 
 
 def find_runs(folders: list[Path]) -> list[Path]:
-    """The run folders among these; a folder of runs, such as a comparison leaves, stands for the runs in it."""
+    """The run folders among these; a folder of runs, such as a comparison leaves, stands for the runs in it.
+
+    Files are passed over where there are folders as well: `runs/all/*` has the tables of a comparison in it.
+    """
     found: list[Path] = []
-    for folder in folders:
+    for folder in [path for path in folders if not path.is_file()] or folders:
         inside = [] if (folder / "config.json").exists() else sorted(folder.glob("*/config.json"))
         if not inside and not (folder / "config.json").exists():
-            reason = "it has no config.json" if folder.is_dir() else "there is no such folder"
+            reason = (
+                "it has no config.json"
+                if folder.is_dir()
+                else "it is a file"
+                if folder.exists()
+                else "there is no such folder"
+            )
             raise PfedafmError(
                 f"run_dir = {str(folder)!r} cannot be used; accepted: the folder of a run, or a folder of such folders "
                 f"({reason})"
