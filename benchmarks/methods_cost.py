@@ -11,7 +11,7 @@ from pfedafm_jax.config import Config
 from pfedafm_jax.engine import draw_participants
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import load_data, split
-from pfedafm_jax.methods import find_method, method_names
+from pfedafm_jax.methods import chosen_methods, find_method
 
 BASE = "standalone"
 
@@ -23,7 +23,7 @@ def measure_methods(
 
     Standalone runs in turns with each of them, so that a method's seconds over Standalone's come from the same minutes.
     """
-    names = method_names() if methods == "all" else methods.split(",")
+    names = chosen_methods(methods)
     for name in names:
         find_method(name)
     dataset = load_data(config, data_dir, progress.print)

@@ -229,7 +229,7 @@ class Experiment:
         last = self.round - 1 - np.argmax(took_part[::-1], axis=0) if self.round else np.zeros(len(clients), int)
         columns: dict[str, np.ndarray] = {
             "client": clients,
-            "architecture": np.array(self.config.architectures)[federation.groups],
+            "architecture": np.array([one.name for one in federation.architectures])[federation.groups],
             "num_train": federation.num_train,
             "num_test": federation.num_test,
             "num_classes": (counts > 0).sum(axis=1),

@@ -255,7 +255,7 @@ def accuracy_by_floats(rows: Sequence[dict[str, Any]], title: str = "") -> Figur
 def draw_all(experiment: Any, folder: str | Path, title: str) -> list[Path]:
     """All pictures of an experiment, as PNG files."""
     folder, federation = Path(folder), experiment.federation
-    names, paths = experiment.config.architectures, []
+    names, paths = [one.name for one in experiment.federation.architectures], []
     paths.append(save(accuracy_by_round(experiment.records, title, experiment.judged_by), folder / "accuracy.png"))
     if experiment.evaluations:
         last = max(experiment.evaluations)

@@ -62,7 +62,9 @@ class Federation:
         def architecture(name: str) -> Architecture:
             return describe(name, dataset.num_classes, image_shape, config.feature_size, config.initialisation)
 
-        self.architectures = [architecture(name) for name in config.architectures]
+        one = find_method(config.method).one_network
+        names = (config.shared_extractor,) if one else config.architectures
+        self.architectures = [architecture(name) for name in names]
         mean, std = NORMALISATION["imagenet"] if config.normalisation == "imagenet" else (dataset.mean, dataset.std)
         self.num_train = np.array([len(rows) for rows in partition.train])
         self.num_test = np.array([len(rows) for rows in partition.test])

@@ -15,6 +15,7 @@ import numpy as np
 from pfedafm_jax.config import Config, bad, known
 from pfedafm_jax.data import NORMALISATION, Dataset, Partition, augment, normalise
 from pfedafm_jax.engine.federation import SERVER_KEY, START_KEY, draw_participants
+from pfedafm_jax.methods import find_method
 from pfedafm_jax.models import Architecture, describe
 from pfedafm_jax.training import epoch_order
 
@@ -47,7 +48,8 @@ class Reference:
         own = (dataset.mean, dataset.std)
         self.mean, self.std = NORMALISATION["imagenet"] if config.normalisation == "imagenet" else own
         self.key = jax.random.key(config.seed)
-        self.architectures = [self._plain(name) for name in config.architectures]
+        names = (config.shared_extractor,) if find_method(config.method).one_network else config.architectures
+        self.architectures = [self._plain(name) for name in names]
         self.shared = self._plain(config.shared_extractor)
         self.server = self.algorithm.init_server(self, jax.random.fold_in(self.key, SERVER_KEY))
         self.relay: dict[str, Tree] = {}  # released code: what one client leaves for the next
