@@ -46,18 +46,26 @@ register_extractor("small_a", Small(conv=4, hidden=16))
 register_extractor("small_b", Small(conv=3, hidden=10))
 
 
-OPTIMISED = ("test_engine", "test_reference", "test_pfedafm", "test_hosts")
-
-
 @pytest.fixture(autouse=True, scope="module")
 def compiled_programs(request):
-    """Compiled in full where the engine itself is tested, as the commands started by tests are; quickly elsewhere, where
-    compiling is most of the time. Forgotten after each file: every program holds memory maps, and thousands of them in
-    one process end in a crash inside XLA."""
-    jax.config.update("jax_disable_most_optimizations", request.module.__name__ not in OPTIMISED)
+    """Compiling is most of the time of most tests, so it is done in full only in files and tests marked `optimised`, and by
+    all commands that tests start. What was compiled is forgotten after each file: every program holds memory maps, and
+    thousands of them in one process end in a crash inside XLA."""
+    jax.config.update("jax_disable_most_optimizations", request.node.get_closest_marker("optimised") is None)
     yield
     jax.clear_caches()
     gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def compiled_in_full(request):
+    """A single test of a file, marked `optimised`."""
+    alone = request.node.get_closest_marker("optimised") and not request.node.parent.get_closest_marker("optimised")
+    if alone:
+        jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    if alone:
+        jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ from pfedafm_jax.methods.base import average, weigh
 from pfedafm_jax.methods.pfedafm import mix_features, train_end_to_end, train_local_model, train_shared_extractor
 from pfedafm_jax.training import ClientData, cross_entropy, sgd, train
 
+pytestmark = pytest.mark.optimised
+
 
 def own(config, **values):
     return dataclasses.replace(config, pfedafm=dataclasses.replace(config.pfedafm, **values))

@@ -75,6 +75,7 @@ def test_engine_equals_plain_loop(config, dataset, partition, settings):
         np.testing.assert_allclose(scores[name], values, rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.optimised
 def test_engine_equals_plain_loop_with_a_network_of_the_paper(config):
     dataset = dataset_from_arrays("large", *make_synthetic(4, 60, seed=1), num_classes=4)
     rows = np.arange(60, dtype=np.int32)
