@@ -239,7 +239,7 @@ def test_clients_wait_on_disk_as_in_memory(federation, tmp_path):
 # ---------------------------------------------------------------------------------------------- devices and steps
 
 
-@pytest.mark.parametrize(("devices", "chunk"), [(2, 1), (4, 2), (1, 3)])
+@pytest.mark.parametrize(("devices", "chunk"), [(4, 2), (1, 3), pytest.param(2, 1, marks=pytest.mark.slow)])
 def test_devices_and_clients_per_step_change_nothing(federation, dataset, partition, devices, chunk):
     draws = [[4, 0, 3, 1], [2, 5, 0, 4]]
     other = Federation(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import slow_but
 
 from pfedafm_jax.config import PRESETS, Config, updated, with_preset
 from pfedafm_jax.data import Partition, dataset_from_arrays
@@ -201,10 +202,20 @@ def assert_equals_plain_loop(config: Config, *runners: Runner) -> None:
         assert_alike(scores, plain)
 
 
+PAIRED = ("pfedafm", "fd", "fedkd", "fedapen")
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_engine_equals_plain_loop(method):
     """One client at a time, and two, with empty slots."""
-    assert_equals_plain_loop(base_config(method), runner(method), runner(method, 2))
+    both = (runner(method), runner(method, 2)) if method in PAIRED else (runner(method),)
+    assert_equals_plain_loop(base_config(method), *both)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in PAIRED])
+def test_engine_equals_plain_loop_two_at_a_time(method):
+    assert_equals_plain_loop(base_config(method), runner(method, 2))
 
 
 # With one architecture. The flips must not reach the clean pass that yields the rows.
@@ -219,7 +230,10 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+USUAL = ("fd, logits", "fedproto, nearest", "fml, sum of both losses")
+
+
+@pytest.mark.parametrize("name", slow_but(USUAL, OPTIONS))
 def test_engine_equals_plain_loop_with_options(name):
     config = base_config(name.split(",")[0], architectures=("dense_b",), **OPTIONS[name])
     assert_equals_plain_loop(config, Runner(config))
@@ -375,7 +389,7 @@ def test_fd_rows_are_probabilities_and_logits_become_probabilities():
     np.testing.assert_allclose(by_logits.targets(table), [[expected, 1 - expected]] * 2, rtol=1e-6)  # pyright: ignore
 
 
-@pytest.mark.parametrize("aggregation", ["samples", "last"])
+@pytest.mark.parametrize("aggregation", slow_but(["samples"], ["samples", "last"]))
 def test_fd_leaves_a_client_out_of_the_rows_it_receives(aggregation):
     """Against a loop that averages the others' rows; at last client 0 alone is behind its rows, and they are masked."""
     own = {"leave_one_out": True, "gamma": 2.0}

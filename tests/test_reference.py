@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import slow_but
 
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Partition, dataset_from_arrays
@@ -49,8 +50,12 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_engine_equals_plain_loop(config, dataset, partition, settings):
+USUAL = ("paper", "end_to_end", "mix", "several_at_a_time", "released_code")
+
+
+@pytest.mark.parametrize("name", slow_but(USUAL, SETTINGS))
+def test_engine_equals_plain_loop(config, dataset, partition, name):
+    settings = SETTINGS[name]
     config = changed(config, **settings).check()
     federation, reference = Federation(config, dataset, partition), Reference(config, dataset, partition)
     for client in range(config.num_clients):  # the same start, bit for bit

@@ -221,6 +221,7 @@ def test_other_methods_go_on_too(method, make, settings, tmp_path):
     assert_same_run(resumed, tmp_path / "run", whole, tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_clients_that_hand_on_go_on_too(make, settings, tmp_path):
     released = replace(settings.pfedafm, mix_relay=True, leak_momentum=True)
     own = replace(settings, aggregation="last", rounds=3, checkpoint_every=1, pfedafm=released, same_start=False)
