@@ -145,7 +145,8 @@ def parse(
     check_method(config)
     name = run_name(own.config or "hetero_cifar10")
     if name in files:  # which is not the whole story where the data or the method is another
-        name = run_name(config.dataset.partition(":")[2]) if ":" in config.dataset else name
+        if config.dataset != named_config(own.config or "hetero_cifar10", files).dataset:
+            name = run_name(config.dataset.rpartition(":")[2])
         name = name if config.method == "pfedafm" else f"{name}-{config.method}"
     run_dir = Path(own.run_dir) if own.run_dir else Path("runs") / name
     command = shlex.join([program, *argv])
