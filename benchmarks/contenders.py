@@ -58,14 +58,19 @@ class Engine:
         assert self._federation is not None, "prepare comes first"
         return self._federation
 
-    def prepare(self, batch_size: int) -> dict[str, Any]:
-        """Builds and compiles everything for this batch size and warms it up; returns the seconds to compile."""
+    def prepare(self, batch_size: int, warm_up: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
+        """Builds and compiles everything for this batch size; returns the seconds to compile.
+
+        Each program runs once, then `warm_up` rounds: a client's first visit also makes its state.
+        """
         self._federation = None
         jax.clear_caches()
         config = replace(self.config, batch_size=batch_size)
         start_seconds, federation = timed(lambda: Federation(config, self.work.dataset, self.work.partition))
         seconds, _ = timed(federation.compile)
         federation.run_round(0, np.arange(min(len(config.architectures), config.num_clients)))  # each program once
+        for participants in warm_up:
+            federation.run_round(0, participants)
         self._federation = federation
         if self.one_core:
             pin_to_one_core()

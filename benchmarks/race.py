@@ -103,8 +103,15 @@ class Race:
         return self.contenders[name]
 
     def prepare(self, name: str, batch_size: int) -> dict[str, Any]:
-        """Everything before the clock: data, compilation, a warm-up."""
-        arguments = {"participants": self.reference_participants} if name == "reference" else {}
+        """Everything before the clock: data, compilation, a warm-up with the clients of the timed rounds.
+
+        The PyTorch loops have had theirs when they have tried their layouts.
+        """
+        arguments: dict[str, Any] = {}
+        if name == "reference":
+            arguments = {"participants": self.reference_participants}
+        elif name not in TORCH:
+            arguments = {"warm_up": self.draws[: self.plan.repeats[name]]}
         return self.start(name)("prepare", batch_size=batch_size, **arguments)
 
     def batch(self, batch_size: int, names: Sequence[str], say: Callable[[str], None]) -> dict[str, Any]:
