@@ -13,6 +13,7 @@ CONFIGS = Path(__file__).parent / "configs"
 
 def main() -> int:
     config, options = cli.parse(sys.argv[1:], CONFIGS, "experiments/run.py", __doc__ or "")
+    config = config.for_method()
     first = options.start(config.devices)
     finished = finished_summary(config, options.run_dir, options.fresh, writes=first)
     observers = options.observers() if first else []

@@ -159,7 +159,7 @@ class Sweep:
 
 def main() -> int:
     config, options = cli.parse(sys.argv[1:], CONFIGS, "experiments/sweep.py", __doc__ or "", add_options)
-    sweep = Sweep(config, options)
+    sweep = Sweep(config.for_method(), options)
     options.start(config.devices)
     RunFolder(sweep.base).check()
     axes = ", ".join(f"{name} ({len(values)})" for name, values in sweep.grid.items())

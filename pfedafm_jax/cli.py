@@ -138,6 +138,8 @@ def parse(
         print(f"\n{registered()}")
         print(f"\nSettings, with the values of {own.config or 'hetero_cifar10'}:")
         rest = ["--help"]
+    if any(word.split("=")[0].replace("_", "-") == "--learning-rate" for word in rest):  # of every method
+        config = replace(config, learning_rates=())
     config = tyro.cli(Config, args=rest, default=config, prog=program, description="")
     check_types(config)
     names = [name for word in config.architectures for name in word.split(",")]  # with commas or spaces between them

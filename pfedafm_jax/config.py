@@ -95,6 +95,8 @@ class Config:
     """Images in a step; the last, partial batch of an epoch is kept."""
     learning_rate: float = 0.02
     """Learning rate of the networks (η_ω = η_θ); the paper's is 0.01, for longer runs."""
+    learning_rates: tuple[str, ...] = ()
+    """METHOD=RATE, one or more: what comparisons and commands use for these methods instead, see `for_method`."""
     momentum: float = 0.9
     """SGD momentum, fresh at each visit of a client."""
     weight_decay: float = 1e-3
@@ -158,10 +160,36 @@ class Config:
             if name not in extractor_names():
                 setting = "shared_extractor" if name == self.shared_extractor else "architectures"
                 raise bad(setting, name, known(name, extractor_names()))
+        _ = self.rates  # raises on one that cannot be read
         layers = self.lg_fedavg.shared_layers
         if not layers or len(set(layers)) < len(layers):
             raise bad("lg_fedavg.shared_layers", layers, "one or more names, each once")
         return self
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """`learning_rates` by method."""
+        rates = {}
+        for word in self.learning_rates:
+            method, _, rate = word.partition("=")
+            try:
+                rates[method] = float(rate)
+            except ValueError:
+                rates[method] = math.nan
+            test, accepted = _RANGES["learning_rate"]
+            if not (math.isfinite(rates[method]) and test(rates[method])):
+                raise bad("learning_rates", word, f"METHOD=RATE such as fml=0.005, the rate {accepted}")
+        return rates
+
+    def for_method(self, method: str | None = None) -> "Config":
+        """These settings for one method (default: theirs), with the learning rate that `learning_rates` has for it.
+
+        >>> Config(learning_rates=("fml=0.005",)).for_method("fml").learning_rate
+        0.005
+        """
+        method = method or self.method
+        rate = self.rates.get(method, self.learning_rate)
+        return dataclasses.replace(self, method=method, learning_rate=rate, learning_rates=())
 
     def _check_data(self, dataset: "Dataset | None") -> None:
         if self.image_size and not self.dataset.startswith(("folder:", "tfds:")):
@@ -309,9 +337,13 @@ def check_types(settings: Any, prefix: str = "") -> None:
 def updated(config: Config, values: dict[str, Any]) -> Config:
     """`config` with some settings changed; nested dictionaries change nested settings.
 
+    A learning rate that is set is that of every method.
+
     >>> updated(Config(), {"rounds": 5, "pfedafm": {"mix_fixed": 0.5}}).pfedafm.mix_fixed
     0.5
     """
+    if "learning_rate" in values:
+        values = {"learning_rates": (), **values}
     return _updated(config, values, "")
 
 
@@ -357,6 +389,7 @@ def paper_scale(config: Config, num_clients: int = 100) -> Config:
         rounds=500,
         local_epochs=10,
         learning_rate=0.01,
+        learning_rates=(),
         num_clients=num_clients,
         participation=PAPER_COLUMNS[num_clients],
     )

@@ -63,8 +63,8 @@ class Experiment:
         devices: Devices | None = None,
         log: Callable[[str], None] | None = None,
     ):
-        self.config = config.check(dataset)
-        check_method(config)
+        check_method(config.check(dataset))
+        self.config = config = config.for_method()
         if dataset is None and partition is None:
             config.check_split()
         self.dataset = dataset if dataset is not None else load_data(config, data_dir, log)

@@ -6,9 +6,10 @@ import tomllib
 
 import pytest
 
+from pfedafm_jax import cli
 from pfedafm_jax.config import Config, PFedAFM, load_config, paper_scale, updated, with_preset
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.methods import find_method
+from pfedafm_jax.methods import check_method, find_method
 
 BAD = [
     ("dataset", "cifar", "cifar10"),
@@ -59,6 +60,7 @@ BAD = [
     ("clients_per_step", -1, "0 (automatic)"),
     ("store", "tape", "auto, memory, disk"),
     ("checkpoint_every", -1, "0 (never)"),
+    ("learning_rates", "fml=0.1", "tuple of names"),
     ("set", "fedprox.strength=1", "tuple of names"),
     ("pfedafm", {"mix_scalar": True}, "PFedAFM"),
     ("pfedafm.mix_learning_rate", -1.0, "0 or more"),
@@ -130,6 +132,33 @@ def test_updates_leave_the_rest_and_lists_become_tuples():
     assert config == dataclasses.replace(
         Config(), rounds=7, architectures=("cnn1",), pfedafm=dataclasses.replace(PFedAFM(), mix_scalar=True)
     )
+
+
+def test_a_method_may_have_a_learning_rate_of_its_own():
+    config = Config(learning_rate=0.02, learning_rates=("fml=0.005", "fedapen=1e-3"))
+    assert [config.for_method(name).learning_rate for name in ("fml", "fedapen", "fd")] == [0.005, 1e-3, 0.02]
+    resolved = config.for_method("fml")
+    assert resolved == resolved.for_method() and resolved.method == "fml" and resolved.learning_rates == ()
+    # One that is set later is that of every method.
+    for later in (updated(config, {"learning_rate": 0.1}), with_preset(config, "authors_code"), paper_scale(config)):
+        assert later.for_method("fml").learning_rate == later.learning_rate
+    assert updated(config, {"rounds": 3}).for_method("fml").learning_rate == 0.005
+    for word in ("fml", "fml=much", "fml=-1", "fml=nan"):
+        with pytest.raises(PfedafmError, match=f"learning_rates = '{word}' cannot be used; accepted: METHOD=RATE"):
+            Config(learning_rates=(word,)).check()
+    with pytest.raises(PfedafmError, match=r"learning_rates = 'fmll' cannot be used; .*did you mean fml\?"):
+        check_method(Config(learning_rates=("fmll=0.1",)))
+
+
+def test_a_learning_rate_in_the_command_is_that_of_every_method(tmp_path):
+    (tmp_path / "mine.toml").write_text('learning_rates = ["fml=0.005"]')
+
+    def rate(*words: str) -> float:
+        return cli.parse([*words, "--config", "mine"], tmp_path, "run.py", "")[0].for_method("fml").learning_rate
+
+    assert rate() == 0.005 and rate("--rounds", "3") == 0.005
+    assert rate("--learning-rate", "0.1") == rate("--learning_rate=0.1") == 0.1
+    assert rate("--learning-rates", "fml=0.3") == 0.3
 
 
 def test_files(tmp_path):

@@ -77,6 +77,9 @@ def chosen_methods(wanted: str | Sequence[str]) -> list[str]:
 def check_method(config: Config) -> None:
     """Raises where the method is not known, or `Config.set` says what no registered method understands."""
     find_method(config.method)
+    for name in config.rates:
+        if name not in _METHODS:
+            raise bad("learning_rates", name, known(name, method_names()))
     own = {name: method.Settings for name, method in _METHODS.items() if method.Settings is not None}
     for text in config.set:
         name = parts(text)[0]

@@ -69,6 +69,7 @@ def _smoke(config: Config, num_clients: int) -> Config:
         local_epochs=2,
         batch_size=4,  # so small that a short last batch needs no program of its own
         learning_rate=0.05,
+        learning_rates=(),
         devices=1,
     )
 
