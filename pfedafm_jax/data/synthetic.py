@@ -46,6 +46,8 @@ def _images(
     other = rng.integers(len(distractors), size=num)
     shifts = rng.integers(2 * MAX_SHIFT + 1, size=(num, 4))
     # 16-bit integers hold every intermediate value, are fast, and give the same images on every machine.
+    scaled: dict[tuple[int, int], np.ndarray] = {}  # a pattern at a contrast
+    each = zip(which.tolist(), contrast.tolist(), other.tolist(), shifts.tolist(), strict=True)
     images = np.empty((num, size, size, 3), np.uint8)
     for start in range(0, num, CHUNK):
         chunk = images[start : start + CHUNK]
@@ -53,10 +55,12 @@ def _images(
         grey *= NOISE
         grey >>= 7
         grey += 128
-        for image, i in zip(grey, range(start, num), strict=False):
-            top, left, other_top, other_left = shifts[i]
-            image += (patterns[which[i], top : top + size, left : left + size] * contrast[i]) >> 4
-            image += distractors[other[i], other_top : other_top + size, other_left : other_left + size]
+        for image, (pattern, strength, distractor, shift) in zip(grey, each, strict=False):
+            if (pattern, strength) not in scaled:
+                scaled[pattern, strength] = (patterns[pattern] * np.int16(strength)) >> 4
+            top, left, other_top, other_left = shift
+            image += scaled[pattern, strength][top : top + size, left : left + size]
+            image += distractors[distractor, other_top : other_top + size, other_left : other_left + size]
         chunk[...] = grey.clip(0, 255, out=grey)
     return images
 

@@ -1,6 +1,6 @@
 """A federation of clients and its rounds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -123,9 +123,15 @@ class Federation:
         """Compiles every program, several at a time; the first round does it where it was not done before."""
         if self._programs:
             return
-        common, jobs = self._common(0), {}
+        with ThreadPoolExecutor(max_workers=4) as pool:  # one program is traced while others are compiled
+            jobs = {name: pool.submit(lowered.compile) for name, lowered in self._lowered()}
+            self._programs = {name: job.result() for name, job in jobs.items()}
 
-        def lower(name: str, stage: Callable, architecture: Architecture | None, call: Call) -> None:
+    def _lowered(self) -> Iterator[tuple[str, Any]]:
+        """Every program by name, traced and ready to be compiled."""
+        common = self._common(0)
+
+        def lower(name: str, stage: Callable, architecture: Architecture | None, call: Call) -> tuple[str, Any]:
             states, slots = self._states(call), self._slots(call, {})
             kind = name.split()[0]  # what a stage uploads has the same shapes for all architectures
             if stage is work and kind not in self._zeros:
@@ -137,24 +143,23 @@ class Federation:
             program = self._counted(over_slots(stage, self.method, architecture, self.chunk))
             donate = (2,) if stage is work else ()  # trained states take the place of the old ones
             spread = self.devices.spread(program, in_axes=(None, 0, 0, 0, 0), donate=donate)
-            jobs[name] = spread.lower(common, self._zeros.get(kind), states, slots, call.trips)
-            self._numbers = list(dict.fromkeys([*self._numbers, *jobs[name].out_info.info]))
+            lowered = spread.lower(common, self._zeros.get(kind), states, slots, call.trips)
+            self._numbers = list(dict.fromkeys([*self._numbers, *lowered.out_info.info]))
+            return name, lowered
 
         for group, architecture in enumerate(self.architectures):
             call = self._empty_call(group, len(self.architectures))
-            lower(f"client {group}", work, architecture, call)
-            lower(f"judge {group}", judge, architecture, call)
+            yield lower(f"client {group}", work, architecture, call)
+            yield lower(f"judge {group}", judge, architecture, call)
         if self.method.shared_parts:
-            lower("shared", work, None, self._empty_call(None, 1))
+            yield lower("shared", work, None, self._empty_call(None, 1))
 
         totals = list(self._zeros.values())
         if jax.tree.leaves(totals):  # a method may upload nothing
             spread = self.devices.spread(self._counted(sum_over_devices), in_axes=(0,), out_axes=None)
-            jobs["sum"] = spread.lower(totals)
+            yield "sum", spread.lower(totals)
             summed = self.devices.replicate(jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), totals))
-            jobs["update"] = jax.jit(self._counted(self._server_update)).lower(self.server, summed)
-        with ThreadPoolExecutor(max_workers=4) as pool:
-            self._programs = dict(zip(jobs, pool.map(lambda job: job.compile(), jobs.values()), strict=True))
+            yield "update", jax.jit(self._counted(self._server_update)).lower(self.server, summed)
 
     def _server_update(self, server: Server, totals: list[Tree]) -> Server:
         """The next broadcast, from the sums of all stages over all participants."""
