@@ -127,6 +127,11 @@ class Federation:
             jobs = {name: pool.submit(lowered.compile) for name, lowered in self._lowered()}
             self._programs = {name: job.result() for name, job in jobs.items()}
 
+    def program_text(self, name: str) -> str:
+        """A compiled program as XLA runs it, for profiling: `client 0`, `judge 0`, `shared`, `sum`, `update`."""
+        self.compile()
+        return self._programs[name].as_text()  # pyright: ignore[reportFunctionMemberAccess]
+
     def _lowered(self) -> Iterator[tuple[str, Any]]:
         """Every program by name, traced and ready to be compiled."""
         common = self._common(0)
