@@ -7,7 +7,7 @@ representation is FC2's output after ReLU, and the header is FC3.
 
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -65,21 +65,45 @@ def plain_conv_pool(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> ja
     return lax.reduce_window(scores, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
 
-class ConvPool(nn.Module):
-    """Conv 5x5 + ReLU + max-pool 2x2, parameters in the ordinary `(5, 5, in, out)` shape."""
+Layers = Sequence[tuple[jax.Array, jax.Array]]  # kernel and bias of each
+BLOCK = 16  # images whose 6x6 windows fit into the cache of a CPU core; it pays for batches of many blocks
+
+
+def conv_pools(images: jax.Array, layers: Layers, fused: bool = True) -> jax.Array:
+    """Layers of convolution, ReLU and pooling, one after another.
+
+    On a CPU a few images of a large batch go through all of them at a time, and the gradient computes them again: windows
+    that never leave the cache cost less than windows that are kept. Only the rounding of sums over images is another.
+    """
+
+    def through(images: jax.Array) -> jax.Array:
+        for number, (kernel, bias) in enumerate(layers, start=1):
+            even = images.shape[1] % 2 == 0 and images.shape[2] % 2 == 0
+            with jax.named_scope(f"conv{number}"):
+                images = (fused_conv_pool if fused and even else plain_conv_pool)(images, kernel, bias)
+        return images
+
+    batch = images.shape[0]
+    if not fused or batch < 8 * BLOCK or jax.default_backend() != "cpu":
+        return through(images)
+    whole = batch - batch % BLOCK
+    blocks = images[:whole].reshape(whole // BLOCK, BLOCK, *images.shape[1:])
+    outputs = lax.map(jax.checkpoint(through, prevent_cse=False), blocks)
+    outputs = outputs.reshape(whole, *outputs.shape[2:])
+    return outputs if whole == batch else jnp.concatenate([outputs, through(images[whole:])])
+
+
+class Convolution(nn.Module):
+    """Kernel `(5, 5, in, out)` and bias of a layer of `conv_pools`."""
 
     features: int
     initialisation: str = "torch"
-    fused: bool = True
 
     @nn.compact
-    def __call__(self, images):
-        channels = images.shape[-1]
+    def __call__(self, channels: int) -> tuple[jax.Array, jax.Array]:
         init = initialisers(self.initialisation, 25 * channels)
         kernel = self.param("kernel", init["kernel_init"], (5, 5, channels, self.features))
-        bias = self.param("bias", init["bias_init"], (self.features,))
-        even = images.shape[1] % 2 == 0 and images.shape[2] % 2 == 0
-        return (fused_conv_pool if self.fused and even else plain_conv_pool)(images, kernel, bias)
+        return kernel, self.param("bias", init["bias_init"], (self.features,))
 
 
 def linear(width: int, inputs: jax.Array, initialisation: str, name: str) -> jax.Array:
@@ -98,8 +122,9 @@ class CNN(nn.Module):
 
     @nn.compact
     def __call__(self, images):
-        hidden = ConvPool(16, self.initialisation, self.fused, name="conv1")(images)
-        hidden = ConvPool(self.conv2, self.initialisation, self.fused, name="conv2")(hidden)
+        conv1 = Convolution(16, self.initialisation, name="conv1")(images.shape[-1])
+        conv2 = Convolution(self.conv2, self.initialisation, name="conv2")(16)
+        hidden = conv_pools(images, (conv1, conv2), self.fused)
         hidden = hidden.reshape(hidden.shape[0], -1)
         hidden = nn.relu(linear(self.fc1, hidden, self.initialisation, "fc1"))
         return nn.relu(linear(self.features, hidden, self.initialisation, "fc2"))

@@ -12,7 +12,7 @@ from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition, dataset_from_arrays
 from pfedafm_jax.data.cache import default_cache_dir
 from pfedafm_jax.data.synthetic import make_synthetic
-from pfedafm_jax.models import ConvPool, linear, register_extractor
+from pfedafm_jax.models import Convolution, conv_pools, linear, register_extractor
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
@@ -36,7 +36,8 @@ class Small(nn.Module):
 
     @nn.compact
     def __call__(self, images):
-        hidden = ConvPool(self.conv, "torch", self.fused, name="conv1")(images)
+        conv1 = Convolution(self.conv, "torch", name="conv1")(images.shape[-1])
+        hidden = conv_pools(images, [conv1], self.fused)
         hidden = hidden.reshape(hidden.shape[0], -1)
         hidden = nn.relu(linear(self.hidden, hidden, "torch", "fc1"))
         return nn.relu(linear(self.features, hidden, "torch", "fc2"))

@@ -98,10 +98,10 @@ def test_header_is_initialised_by_the_feature_size():
 
 
 def test_flax_initialisation_has_zero_biases_and_lecun_variance():
-    layer, images = models.ConvPool(64, "flax"), jnp.zeros((1, 6, 6, 3))
+    layer = models.Convolution(64, "flax")
     header = describe("cnn5", 10, initialisation="flax").header
-    for module, inputs, fan_in in ((layer, images, 75), (header, jnp.zeros((1, 500)), 500)):
-        params = jax.jit(module.init)(jax.random.key(0), inputs)["params"]
+    for module, inputs, fan_in in ((layer, 3, 75), (header, jnp.zeros((1, 500)), 500)):
+        params = jax.jit(lambda key, m=module, i=inputs: m.init(key, i))(jax.random.key(0))["params"]
         assert not np.any(params["bias"])
         assert np.var(params["kernel"]) * fan_in == pytest.approx(1, abs=0.1)
 
@@ -148,6 +148,22 @@ def test_fused_layer_equals_the_plain_one_for_many_clients_at_once(shape):
         jax.jit(jax.value_and_grad(loss_of(plain_conv_pool), (0, 1, 2)))(*(x[k] for x in inputs)) for k in range(3)
     ]
     chex.assert_trees_all_close(fused, jax.tree.map(lambda *rows: jnp.stack(rows), *plain), rtol=1e-3, atol=1e-4)
+
+
+def test_blocks_of_images_give_what_all_images_at_once_give(monkeypatch):
+    monkeypatch.setattr(models, "BLOCK", 2)
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(19, 16, 16, 2)).astype(np.float32)
+    layers = [layer_inputs(16, 16, 2, 3)[1:], layer_inputs(6, 6, 3, 4)[1:]]
+
+    def whole(images, layers):
+        for layer in layers:
+            images = plain_conv_pool(images, *layer)
+        return images
+
+    blocks = jax.jit(jax.value_and_grad(loss_of(models.conv_pools), (0, 1)))(images, layers)
+    chex.assert_trees_all_close(blocks, jax.jit(jax.value_and_grad(loss_of(whole), (0, 1)))(images, layers), rtol=1e-3,
+                                atol=1e-4)  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [28, 32])
