@@ -84,7 +84,11 @@ def durations(folder: Path, programs: int) -> list[dict[str, tuple[float, int]]]
         for line in plane.lines
         for event in line.events
     ]
-    whole = sorted((event for event in events if event[2] == EXECUTION), key=lambda event: -event[1])[:programs]
+    whole: list[tuple[float, float, str]] = []
+    for event in sorted((event for event in events if event[2] == EXECUTION), key=lambda event: -event[1]):
+        inner = any(start <= event[0] < start + length for start, length, _ in whole)
+        if not inner and len(whole) < programs:
+            whole.append(event)
     found = []
     for start, length, _ in sorted(whole):
         inside: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
