@@ -64,9 +64,9 @@ def test_the_paper_and_this_project_have_the_same_methods():
 
 def test_quick_runs_have_the_settings_of_their_configuration_file_and_known_folders(tmp_path):
     runs = {run.name: run.config for name in ITEMS for run in ITEMS[name].runs(study(tmp_path))}
-    expected = dataclasses.replace(CONFIGS["hetero_cifar10"], rounds=20)
-    assert runs["hetero_cifar10-n100/pfedafm-seed0"] == expected
-    assert runs["homo_cifar100-n100/fd-seed0"] == dataclasses.replace(CONFIGS["homo_cifar100"], method="fd", rounds=20)
+    for name, method in (("hetero_cifar10", "pfedafm"), ("homo_cifar100", "fd"), ("hetero_cifar100", "fml")):
+        expected = dataclasses.replace(CONFIGS[name].for_method(method), rounds=20)
+        assert runs[f"{name}-n100/{method}-seed0"] == expected
     assert runs["hetero_cifar10-n100-mixlr0.1/pfedafm-seed2"].pfedafm.mix_learning_rate == 0.1
     assert runs["hetero_cifar100-n100-classes50/fedproto-seed0"].classes_per_client == 50
     dirichlet = runs["hetero_cifar10-n100-gamma0.5/pfedafm-seed0"]
