@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,13 @@ class Work:
             **{**own, "mean": tuple(own["mean"]), "std": tuple(own["std"])},
         )
         return cls(updated(Config(), about["config"]), dataset, Partition.load(folder / "partition.npz"))
+
+    def part(self) -> "Work":
+        """The clients of the first architecture alone: client c of the part is client c · (number of architectures)."""
+        groups, config, whole = len(self.config.architectures), self.config, self.partition
+        train = whole.train[::groups]
+        own = replace(config, architectures=config.architectures[:1], num_clients=len(train), participation=1.0)
+        return Work(own, self.dataset, Partition(train, whole.test[::groups], whole.validation[::groups]))
 
 
 # ---------------------------------------------------------------------------------------------- processes

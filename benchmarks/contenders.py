@@ -133,8 +133,8 @@ class ScalingPoint(Engine):
         work = replace(work, config=updated(work.config, settings))
         super().__init__(replace(work, partition=shared_rows(work)), devices=work.config.devices)
 
-    def prepare(self, batch_size: int) -> dict[str, Any]:
-        report = super().prepare(batch_size)
+    def prepare(self, batch_size: int, warm_up: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
+        report = super().prepare(batch_size, warm_up)
         self.peak_before = peak_memory()  # compiling counts in the whole peak, not in that of the rounds
         self.peak_reset = reset_peak_memory()
         return report

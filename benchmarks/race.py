@@ -2,6 +2,9 @@
 
 Rounds differ in work, as participants differ in model and samples. So that they compare, each repeat's seconds are scaled
 to a round of mean work by its FLOPs: `seconds · mean FLOPs / FLOPs of this repeat`.
+
+Some contenders can be measured on a part, four clients of the first architecture, which spares them the time to compile the
+others: the engine runs the same part, and their seconds a round are its own times the ratio on that part.
 """
 
 import json
@@ -34,16 +37,19 @@ TORCH = ("torch_clean", "torch_released")
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured: repeats of each contender, participants of the plain loop (0: all), repeats of the limits."""
+    """How much is measured: repeats of each contender, those measured on a part, different rounds, repeats of the limits."""
 
     repeats: dict[str, int]
-    reference_clients: int = 0
+    on_part: tuple[str, ...] = ()
+    draws: int = 5
     limit_repeats: int = 3
 
 
+PART = 4  # clients; with the first architecture all of them
 QUICK = Plan(
-    {"ours": 3, "torch_clean": 3, "torch_released": 2, "ours_vmap": 1, "reference": 1, "ours_one_core": 1},
-    reference_clients=3,
+    {"ours": 3, "torch_clean": 3, "torch_released": 2, "ours_vmap": 2, "reference": 2, "ours_one_core": 2},
+    on_part=("ours_vmap", "reference", "ours_one_core"),
+    draws=1,
 )
 FULL = Plan({name: 5 if name in ("ours", "torch_clean") else 3 for name in LABELS}, limit_repeats=5)
 
@@ -54,11 +60,12 @@ class Race:
     def __init__(self, config: Config, folder: Path, plan: Plan, cache: Path, names: Sequence[str]):
         self.config, self.folder, self.plan, self.cache = config, folder, plan, cache
         self.names = [name for name in LABELS if name in names]
-        draws = max(plan.repeats[name] for name in self.names)
         self.draws = [
             draw_participants(config.seed, number, config.num_clients, config.num_participants).tolist()
-            for number in range(1, draws + 1)
+            for number in range(1, plan.draws + 1)
         ]
+        groups = len(config.architectures)
+        self.part = list(range(0, config.num_clients, groups))[:PART]  # clients of the first architecture
         self.contenders: dict[str, Contender] = {}
 
     def __enter__(self) -> "Race":
@@ -74,31 +81,25 @@ class Race:
         groups = len(self.config.architectures)
         return max(int(np.bincount(np.array(draw) % groups).max()) for draw in self.draws)
 
-    @property
-    def reference_participants(self) -> list[int]:
-        """Those of the first round, or the first few of different architectures among them."""
-        first, wanted = self.draws[0], self.plan.reference_clients
-        groups = len(self.config.architectures)
-        seen: dict[int, int] = {}
-        for client in first:
-            seen.setdefault(client % groups, client)
-        return [seen[group] for group in sorted(seen)][:wanted] if wanted else first
-
     def participants(self, name: str, repeat: int) -> list[int]:
-        """Who takes part in a contender's repeat."""
-        return self.reference_participants if name == "reference" else self.draws[repeat]
+        """Who takes part in a contender's repeat, by the numbers that its own clients have."""
+        return list(range(len(self.part))) if name in self.plan.on_part else self.draws[repeat % len(self.draws)]
 
     def start(self, name: str) -> Contender:
         """The contender's process; only the engine with its automatic settings keeps to a compilation cache of this run,
         empty at first, since its time to compile is reported."""
         if name not in self.contenders:
-            options, environment = {}, {}
+            options: dict[str, Any] = {}
+            environment: dict[str, str] = {}
             if name == "ours":
                 environment = cache_environment(self.cache)
             if name == "ours_vmap":
-                options = {"devices": 1, "clients_per_step": self.largest_group}
+                clients = len(self.part) if name in self.plan.on_part else self.largest_group
+                options = {"devices": 1, "clients_per_step": clients}
             if name == "ours_one_core":
                 options, environment = {"devices": 1, "one_core": True}, {"PJRT_NPROC": "1"}
+            if name in self.plan.on_part:
+                options["part"] = True
             self.contenders[name] = Contender(name, self.folder, environment, **options)
         return self.contenders[name]
 
@@ -109,39 +110,56 @@ class Race:
         """
         arguments: dict[str, Any] = {}
         if name == "reference":
-            arguments = {"participants": self.reference_participants}
+            arguments = {"participants": self.participants(name, 0)}
         elif name not in TORCH:
-            arguments = {"warm_up": self.draws[: self.plan.repeats[name]]}
+            rounds = [self.participants(name, repeat) for repeat in range(self.plan.repeats[name])]
+            arguments = {"warm_up": [draw for place, draw in enumerate(rounds) if draw not in rounds[:place]]}
+            if name == "ours" and self.plan.on_part:
+                arguments["warm_up"].append(self.part)
         return self.start(name)("prepare", batch_size=batch_size, **arguments)
 
-    def batch(self, batch_size: int, names: Sequence[str], say: Callable[[str], None]) -> dict[str, Any]:
-        """Seconds a round of every contender at this batch size, in turns, and the limits of the machine."""
+    def batch(
+        self, batch_size: int, names: Sequence[str], say: Callable[[str], None], compiles: bool = True
+    ) -> dict[str, Any]:
+        """Seconds a round of every contender at this batch size, in turns, and the limits of the machine.
+
+        Where the engine `compiles`, it does so alone, since the time it takes is reported.
+        """
         names = [name for name in self.names if name in names]
-        say(f"batch {batch_size}: preparing {LABELS['ours']}")
-        prepared = {"ours": self.prepare("ours", batch_size)}
-        others = [name for name in names if name != "ours"]
+        prepared: dict[str, Any] = {}
+        if compiles:
+            say(f"batch {batch_size}: preparing {LABELS['ours']}")
+            prepared["ours"] = self.prepare("ours", batch_size)
+        others = [name for name in names if name not in prepared]
         say(f"batch {batch_size}: preparing " + ", ".join(LABELS[name] for name in others))
         with ThreadPoolExecutor(max_workers=2) as pool:
             prepared.update(zip(others, pool.map(lambda name: self.prepare(name, batch_size), others), strict=True))
         ours = self.start("ours")
         flops = [ours("flops", participants=draw) for draw in self.draws]
-        reference_flops = ours("flops", participants=self.reference_participants)
+        mean_flops = float(np.mean(flops))
         say(f"batch {batch_size}: measuring")
-        limits, runs = [ours("matmul_gflops", repeats=self.plan.limit_repeats)], {name: [] for name in names}
-        for repeat in range(len(self.draws)):
+        limits = [ours("matmul_gflops", repeats=self.plan.limit_repeats)]
+        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        part: list[float] = []  # seconds of the engine on the part
+        for repeat in range(max(self.plan.repeats[name] for name in names)):
             for name in names:
                 if repeat < self.plan.repeats[name]:
-                    participants = self.participants(name, repeat)
-                    answer = self.start(name)("round", number=repeat + 1, participants=participants)
-                    work = reference_flops if name == "reference" else flops[repeat]
-                    runs[name].append({**answer, "scaled": answer["seconds"] * float(np.mean(flops)) / work})
+                    answer = self.start(name)("round", number=repeat + 1, participants=self.participants(name, repeat))
+                    scale = mean_flops / flops[repeat % len(flops)]
+                    runs[name].append({**answer, "scaled": answer["seconds"] * scale})
+            if any(repeat < self.plan.repeats[name] for name in names if name in self.plan.on_part):
+                part.append(ours("round", number=repeat + 1, participants=self.part)["seconds"])
             limits.append(ours("matmul_gflops", repeats=self.plan.limit_repeats))
+        round_seconds = np.median([run["scaled"] for run in runs["ours"]])
+        for name in names:
+            for run in runs[name] if name in self.plan.on_part else ():
+                run["scaled"] = run["seconds"] * round_seconds / float(np.median(part))
         phase1 = ours("phase1_gflops", repeats=self.plan.limit_repeats)
-        results = summary(runs, float(np.mean(flops)), max(limits))
+        results = summary(runs, mean_flops, max(limits))
         results["compile_seconds"] = round(prepared["ours"]["compile_seconds"], 2)
         results["phase1"] = phase1_summary(phase1, max(limits))
         results["settings"] = prepared
-        results["reference_clients"] = len(self.reference_participants)
+        results["part"] = spread(part) and {**(spread(part) or {}), "clients": len(self.part)}
         return results
 
 

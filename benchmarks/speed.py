@@ -18,7 +18,7 @@ from typing import Any
 
 from common import Others, Work, console, machine, numbers, progress, ratio, text, writable, write_json
 from matplotlib.figure import Figure
-from race import FULL, LABELS, QUICK, TORCH, Plan, Race, start_times
+from race import FULL, LABELS, QUICK, TORCH, Race, start_times
 from rich.table import Table
 
 from pfedafm_jax import plots
@@ -45,7 +45,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--data-dir", metavar="DIR", help="folder or archive with CIFAR-10")
     add("--epochs", type=int, metavar="E", help="local epochs (2; quick: 1)")
     add("--batch-sizes", default="64,512", metavar="A,B", help="(%(default)s)")
-    add("--repeats", type=int, metavar="R", help="repeats of every contender (5 or 3; quick: 3 to 1)")
+    add("--repeats", type=int, metavar="R", help="repeats of every contender (5 or 3; quick: 3 or 2)")
     add("--clients", type=int, default=100, metavar="N", help="(%(default)s)")
     add("--participants", type=int, default=10, metavar="K", help="(%(default)s)")
     add("--samples", type=int, default=60_000, help="generated images (%(default)s)")
@@ -90,7 +90,7 @@ def measure(options: argparse.Namespace, config: Config, batch_sizes: list[int],
     """The whole run, as the JSON has it."""
     plan = QUICK if options.quick else FULL
     if options.repeats:
-        plan = Plan({name: int(options.repeats) for name in plan.repeats}, plan.reference_clients, plan.limit_repeats)
+        plan = replace(plan, repeats={name: int(options.repeats) for name in plan.repeats})
     results: dict[str, Any] = {}
     begin = time.perf_counter()
 
@@ -112,10 +112,11 @@ def measure(options: argparse.Namespace, config: Config, batch_sizes: list[int],
         with Race(config, folder / "work", plan, folder / "compiled", names) as race:
             for batch_size in batch_sizes:
                 now = [n for n in names if n != "ours_one_core" or batch_size == batch_sizes[0]]
-                results[str(batch_size)] = race.batch(batch_size, now, say)
+                in_cache = start is not None and batch_size == batch_sizes[0]
+                results[str(batch_size)] = race.batch(batch_size, now, say, compiles=not in_cache)
                 if "ours_one_core" in race.contenders:
                     race.contenders.pop("ours_one_core").close()
-            vmap_clients = race.largest_group
+            vmap_clients = len(race.part) if "ours_vmap" in plan.on_part else race.largest_group
     one = results[str(batch_sizes[0])]
     if start is not None:  # the engine's process found the programs of the first batch size in the cache
         one["compile_seconds"] = round(start["compile_seconds"], 2)
@@ -129,7 +130,8 @@ def measure(options: argparse.Namespace, config: Config, batch_sizes: list[int],
     }
     results["start"] = start
     results["work"] = {"data": dataset.source, "E": config.local_epochs, "N": config.num_clients,
-                       "K": config.num_participants, "vmap_clients_per_step": vmap_clients}  # fmt: skip
+                       "K": config.num_participants, "vmap_clients_per_step": vmap_clients,
+                       "architectures": list(config.architectures)}  # fmt: skip
     results["others"] = watch.shares()
     results["seconds"] = round(time.perf_counter() - begin, 1)
     return results
@@ -169,9 +171,15 @@ def print_results(results: dict[str, Any], batch_sizes: list[int]) -> None:
         table.add_row(label, *cells)
     console.print(table)
     one = results[str(batch_sizes[0])]
-    if one["reference_clients"] < work["K"] and one["spread"]["reference"]:
-        notes.append(f"plain JAX loop: {one['reference_clients']} of {work['K']} clients, scaled by FLOPs")
-    if one["spread"]["ours_vmap"]:
+    if one["part"]:
+        label = plots.architecture_label(work["architectures"][0])
+        notes.append(
+            f"one vmap, plain loop, one core: on {one['part']['clients']} clients with {label}, where this engine"
+        )
+        notes.append(
+            f"took {one['part']['median']:.2f} s at batch {batch_sizes[0]}; their ratio to that is taken for a round"
+        )
+    elif one["spread"]["ours_vmap"]:
         notes.append(f"one vmap: {work['vmap_clients_per_step']} clients a step, the largest group; others padded")
     for note in notes:
         console.print(f"  {note}", style="dim")

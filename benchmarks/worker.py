@@ -13,6 +13,8 @@ def build(kind: str, folder: Path, options: dict[str, Any]) -> Any:
     from common import Work
 
     work = Work.load(folder)
+    if options.pop("part", False):
+        work = work.part()
     if kind.startswith("torch"):
         from torch_loop import TorchLoop
 

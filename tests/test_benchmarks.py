@@ -59,7 +59,7 @@ def measured(work, tmp_path_factory):
     """The race in this process, with small networks and without PyTorch."""
     folder = tmp_path_factory.mktemp("race")
     names = ("ours", "ours_vmap", "reference")
-    plan = race.Plan(dict.fromkeys(race.LABELS, 2), reference_clients=2, limit_repeats=1)
+    plan = race.Plan(dict.fromkeys(race.LABELS, 2), draws=2, limit_repeats=1)
     made = race.Race(work.config, folder, plan, folder, names)
     made.contenders = {
         "ours": InProcess(contenders.Engine(work, devices=2)),  # pyright: ignore
@@ -81,6 +81,7 @@ def test_every_batch_size_has_the_numbers_that_are_promised_and_null_without_tor
     spread = measured["spread"]["ours"]
     assert len(spread["repeats"]) == 2 and spread["min"] <= spread["median"] <= spread["max"]
     assert measured["phase1"]["phase1_cnn1_gflops"] > 0
+    assert measured["part"] is None
 
 
 def test_engine_contenders_do_the_same_work(measured):
@@ -88,19 +89,48 @@ def test_engine_contenders_do_the_same_work(measured):
     np.testing.assert_allclose(measured["loss"]["ours_vmap"], measured["loss"]["ours"], atol=2e-3)
 
 
+def test_a_contender_on_a_part_has_the_ratio_of_that_part(work, tmp_path):
+    """The engine takes 2 s a round and 1 s on the part, the plain loop 3 s on the part: three times as long."""
+
+    class Fake:
+        def __init__(self, seconds):
+            self.seconds, self.asked = seconds, []
+
+        def __call__(self, command, **arguments):
+            self.asked.append((command, arguments))
+            if command == "round":
+                return {"seconds": self.seconds[tuple(arguments["participants"])], "loss": 1.0, "accuracy": 0.5}
+            return {"flops": 1e9, "matmul_gflops": 100.0, "prepare": {"compile_seconds": 1.0},
+                    "phase1_gflops": {"architecture": "cnn1", "rates": [50.0]}}[command]  # fmt: skip
+
+        def close(self):
+            pass
+
+    settings = dataclasses.replace(work.config, num_clients=20, participation=0.1, architectures=("small_a", "small_b"))
+    plan = race.Plan(dict.fromkeys(race.LABELS, 2), on_part=("reference",), draws=1)
+    made = race.Race(settings, tmp_path, plan, tmp_path, ("ours", "reference"))
+    assert made.part == [0, 2, 4, 6]
+    plain = Fake({(0, 1, 2, 3): 3.0})  # by the numbers of the part
+    made.contenders = {"ours": Fake({tuple(made.draws[0]): 2.0, (0, 2, 4, 6): 1.0}), "reference": plain}  # pyright: ignore
+    found = made.batch(8, ("ours", "reference"), lambda line: None)
+    assert found["reference_round_seconds"] == 6.0 and found["ratio_vs_reference"] == 3.0
+    assert found["part"]["clients"] == 4 and found["part"]["repeats"] == [1.0, 1.0]
+    assert plain.asked[0] == ("prepare", {"batch_size": 8, "participants": [0, 1, 2, 3]})
+
+
 def test_table_and_chart_are_drawn_from_the_numbers(measured, capsys, tmp_path):
     results = {
-        **{size: measured for size in ("8", "512")},
+        **{size: {**measured, "part": {"clients": 4, "median": 1.5}} for size in ("8", "512")},
         "phase1_cnn1": {size: measured["phase1"] for size in ("8", "512")},
         "others": {"cpu_share": 0.5, "steal_share": 0.0},
         "devices": {"devices": 2, "devices_2_vs_1": 1.7},
         "start": {"start_cold_seconds": 50.0, "start_warm_seconds": 10.0},
-        "work": {"N": 6, "K": 3, "E": 2, "vmap_clients_per_step": 2},
+        "work": {"N": 6, "K": 3, "E": 2, "vmap_clients_per_step": 2, "architectures": ["cnn1"]},
         "machine": common.machine(),
     }
     speed.print_results(results, [8, 512])
     printed = capsys.readouterr().out
-    assert race.LABELS["reference"] in printed and "of it" in printed and "1 of 3 clients" in printed
+    assert race.LABELS["reference"] in printed and "of it" in printed and "4 clients with CNN-1" in printed
     assert "batch 512" in printed and "not quiet" in printed and "…" not in printed
     assert max(map(len, printed.splitlines())) <= 80
     assert speed.plots.save(speed.draw(results, [8, 512]), tmp_path / "speed.png").stat().st_size > 10_000
@@ -140,6 +170,14 @@ def test_work_travels_through_a_folder(work, tmp_path):
     np.testing.assert_array_equal(again.dataset.images, work.dataset.images)
     assert (again.dataset.mean, again.dataset.digest) == (work.dataset.mean, work.dataset.digest)
     np.testing.assert_array_equal(again.partition.train[4], work.partition.train[4])
+
+
+def test_a_part_has_the_clients_of_the_first_architecture(config, dataset, partition):
+    whole = common.Work(dataclasses.replace(config, architectures=("small_a", "small_b")), dataset, partition)
+    part = whole.part()
+    assert part.config.architectures == ("small_a",) and part.config.num_clients == len(part.partition.train) == 3
+    for place, rows in enumerate(part.partition.train):
+        np.testing.assert_array_equal(rows, partition.train[2 * place])
 
 
 def test_a_contender_that_fails_says_why(work, tmp_path):
