@@ -42,7 +42,7 @@ def over_processes(clients: int, participants: int, processes: int) -> tuple[flo
     home, moved, slowest = np.full(clients, -1), 0, []
     for number in range(1, 2 * ROUNDS + 1):
         drawn = draw_participants(0, number, clients, participants)
-        found = assign(drawn, work, home, np.ones(processes, int))
+        found = assign(drawn.tolist(), work, home, np.ones(processes, int))
         if number > ROUNDS:
             moved += int(np.sum((home[drawn] >= 0) & (home[drawn] != found)))
             load = np.bincount(found, work[drawn], processes)

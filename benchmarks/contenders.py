@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,7 @@ class Engine:
         self.work, self.one_core = work, one_core
         self.config = replace(work.config, devices=devices, clients_per_step=clients_per_step, method=method)
         self._federation: Federation | None = None
+        self._limits: list[Product] = []
 
     @property
     def federation(self) -> Federation:
@@ -61,15 +62,14 @@ class Engine:
     def prepare(self, batch_size: int, warm_up: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
         """Builds and compiles everything for this batch size; returns the seconds to compile.
 
-        Each program runs once, then `warm_up` rounds: a client's first visit also makes its state.
+        Each program runs once, or these `warm_up` rounds: a client's first visit also makes its state.
         """
         self._federation = None
         jax.clear_caches()
         config = replace(self.config, batch_size=batch_size)
         start_seconds, federation = timed(lambda: Federation(config, self.work.dataset, self.work.partition))
         seconds, _ = timed(federation.compile)
-        federation.run_round(0, np.arange(min(len(config.architectures), config.num_clients)))  # each program once
-        for participants in warm_up:
+        for participants in warm_up or [range(min(len(config.architectures), config.num_clients))]:
             federation.run_round(0, participants)
         self._federation = federation
         if self.one_core:
@@ -92,7 +92,9 @@ class Engine:
 
     def matmul_gflops(self, sizes: Sequence[int] = (1024, 1536, 2048), repeats: int = 3) -> float:
         """Float32 matrix products on all devices at once: the best of some sizes and repeats."""
-        return max(matmul_gflops(self.federation.devices, size, repeats) for size in sizes)
+        if not self._limits:
+            self._limits = [square_product(self.federation.devices, size) for size in sizes]
+        return max(gflops(product, repeats) for product in self._limits)
 
     def phase1_gflops(self, repeats: int = 3) -> dict[str, Any]:
         """Phase 1 of the first architecture alone, one client on each device at once."""
@@ -168,14 +170,25 @@ KINDS: dict[str, Callable[..., Any]] = {
 # ---------------------------------------------------------------------------------------------- limits
 
 
-def matmul_gflops(devices: Devices, size: int, repeats: int) -> float:
-    """Products `[size, size]` on every device at once, together, in GFLOP/s: the best repeat."""
+class Product(NamedTuple):
+    """A product on every device at once, ready to run, and its FLOPs."""
+
+    run: Callable[[], Any]
+    flops: float
+
+
+def square_product(devices: Devices, size: int) -> Product:
+    """Products `[size, size]` on every device at once, compiled."""
     values = np.random.default_rng(0).standard_normal((len(devices), size, size)).astype(np.float32)
     left, right = devices.split(values), devices.split(values[:, ::-1])
     product = devices.spread(lambda a, b: a @ b, in_axes=(0, 0))
     jax.block_until_ready(product(left, right))
-    seconds = [timed(lambda: jax.block_until_ready(product(left, right)))[0] for _ in range(repeats)]
-    return len(devices) * 2 * size**3 / min(seconds) / 1e9
+    return Product(lambda: jax.block_until_ready(product(left, right)), len(devices) * 2.0 * size**3)
+
+
+def gflops(product: Product, repeats: int) -> float:
+    """Of all devices together, in GFLOP/s: the best repeat."""
+    return product.flops / min(timed(product.run)[0] for _ in range(repeats)) / 1e9
 
 
 def phase1_gflops(federation: Federation, work: Work, repeats: int) -> list[float]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from common import machine, writable, write_json
-from contenders import matmul_gflops, pin_to_one_core
+from contenders import gflops, pin_to_one_core, square_product
 from rich.table import Table
 
 from pfedafm_jax.cli import console, guarded
@@ -150,7 +150,7 @@ def main() -> int:
     federation = Federation(config, dataset, split(config, dataset))
     federation.compile()
     pin_to_one_core()
-    limit = max(matmul_gflops(federation.devices, size, 5) for size in (1024, 1536, 2048))
+    limit = max(gflops(square_product(federation.devices, size), 5) for size in (1024, 1536, 2048))
     rows = profile(federation, 0)
     title = (
         f"{options.architecture}, {federation.num_train[0]} images, batch {options.batch_size}, E = {options.epochs}"

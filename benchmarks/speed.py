@@ -45,7 +45,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--data-dir", metavar="DIR", help="folder or archive with CIFAR-10")
     add("--epochs", type=int, metavar="E", help="local epochs (2; quick: 1)")
     add("--batch-sizes", default="64,512", metavar="A,B", help="(%(default)s)")
-    add("--repeats", type=int, metavar="R", help="repeats of every contender (5 or 3; quick: 3 or 2)")
+    add("--repeats", type=int, metavar="R", help="repeats of every contender (5 or 3; quick: 3 to 1)")
     add("--clients", type=int, default=100, metavar="N", help="(%(default)s)")
     add("--participants", type=int, default=10, metavar="K", help="(%(default)s)")
     add("--samples", type=int, default=60_000, help="generated images (%(default)s)")
@@ -111,11 +111,12 @@ def measure(options: argparse.Namespace, config: Config, batch_sizes: list[int],
             start = start_times(first, folder, folder / "compiled", options.data_dir)
         with Race(config, folder / "work", plan, folder / "compiled", names) as race:
             for batch_size in batch_sizes:
-                now = [n for n in names if n != "ours_one_core" or batch_size == batch_sizes[0]]
-                in_cache = start is not None and batch_size == batch_sizes[0]
-                results[str(batch_size)] = race.batch(batch_size, now, say, compiles=not in_cache)
-                if "ours_one_core" in race.contenders:
-                    race.contenders.pop("ours_one_core").close()
+                is_first = batch_size == batch_sizes[0]
+                now = [n for n in names if is_first or n not in plan.first_only]
+                results[str(batch_size)] = race.batch(batch_size, now, say, compiles=start is None or not is_first)
+                for contender in plan.first_only:
+                    if contender in race.contenders:
+                        race.contenders.pop(contender).close()
             vmap_clients = len(race.part) if "ours_vmap" in plan.on_part else race.largest_group
     one = results[str(batch_sizes[0])]
     if start is not None:  # the engine's process found the programs of the first batch size in the cache
