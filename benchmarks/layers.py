@@ -27,7 +27,7 @@ LAYER = re.compile(r"\b(conv\d|fc\d)\b")
 INSTRUCTION = re.compile(
     r"^\s*(?:ROOT )?%(?P<name>[\w.-]+) = (?P<type>\(.*?\)|\S+) (?P<kind>[\w-]+)\((?P<arguments>.*?)\)"
 )
-EXECUTION = "ThunkExecutor::Execute (wait for completion)"  # a program from beginning to end
+EXECUTION = "ThunkExecutor::Execute"  # a program from beginning to end, or a part of it; some say that they wait for it
 INSIDE = ("while", "call", "conditional")  # their time is that of the operations in them
 
 
@@ -85,7 +85,7 @@ def durations(folder: Path, programs: int) -> list[dict[str, tuple[float, int]]]
         for event in line.events
     ]
     whole: list[tuple[float, float, str]] = []
-    for event in sorted((event for event in events if event[2] == EXECUTION), key=lambda event: -event[1]):
+    for event in sorted((event for event in events if event[2].startswith(EXECUTION)), key=lambda event: -event[1]):
         inner = any(start <= event[0] < start + length for start, length, _ in whole)
         if not inner and len(whole) < programs:
             whole.append(event)
