@@ -30,7 +30,7 @@ import numpy as np
 from pfedafm_jax.data.atomic import write_atomically
 from pfedafm_jax.engine import ClientStore, Hosts
 from pfedafm_jax.engine.hosts import lost_process
-from pfedafm_jax.errors import PfedafmError, disk_is_full, storage_error
+from pfedafm_jax.errors import START_OVER, PfedafmError, disk_is_full, storage_error
 
 Tree = Any
 Leaves = dict[str, np.ndarray]  # by their path, `header.kernel`
@@ -105,7 +105,7 @@ class Checkpoints:
             self._last = number
             return self._read(manifest, store, home)
         if rounds:
-            raise PfedafmError(f"no checkpoint in {self.folder} can be used, all are damaged; --fresh starts over")
+            raise PfedafmError(f"no checkpoint in {self.folder} can be used, all are damaged; {START_OVER}")
         return None
 
     def _read(self, manifest: Manifest, store: ClientStore, home: np.ndarray | None) -> Saved:
@@ -388,7 +388,7 @@ def fitted(template: Tree, leaves: Leaves, rows: int | None = None) -> Tree:
     expected = {name: ((*front, *np.shape(leaf)), leaf.dtype) for name, leaf in _by_path(template).items()}
     found = {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
     if found != {name: entry for name, entry in expected.items() if 0 not in entry[0]}:
-        raise PfedafmError("the checkpoint was written for other networks; --fresh starts over")
+        raise PfedafmError(f"the checkpoint was written for other networks; {START_OVER}")
     empty = {name: np.zeros(*entry) for name, entry in expected.items() if 0 in entry[0]}
     return jax.tree.unflatten(jax.tree.structure(template), [{**leaves, **empty}[name] for name in expected])
 

@@ -4,6 +4,8 @@ import errno
 import shutil
 from pathlib import Path
 
+START_OVER = "--fresh (from Python: fresh=True) starts over"  # what a message says where a run cannot go on
+
 
 class PfedafmError(Exception):
     """Bad input or a missing resource; the message says what was wrong and what to do next.

@@ -14,7 +14,7 @@ from pfedafm_jax import plots
 from pfedafm_jax.checkpoint import Checkpoints, fitted
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Partition
-from pfedafm_jax.errors import Interrupted, PfedafmError, storage_error
+from pfedafm_jax.errors import START_OVER, Interrupted, PfedafmError, storage_error
 from pfedafm_jax.experiment import Experiment, Record
 from pfedafm_jax.interruption import Interruption
 from pfedafm_jax.records import RunFolder, differences
@@ -54,14 +54,14 @@ def finished_summary(
     if done > config.rounds:
         raise PfedafmError(
             f"rounds = {config.rounds} cannot be used; accepted: {done} or more, since {run_dir} has done {done} already "
-            "(--fresh starts over, another --run-dir leaves it as it is)"
+            f"({START_OVER}, another --run-dir leaves it as it is)"
         )
     if summary and summary["rounds"] == config.rounds:
         return summary
     if summary and not saved:
         raise PfedafmError(
-            f"{run_dir} is finished after {summary['rounds']} rounds and has no checkpoint to go on from; --fresh starts "
-            "over, another --run-dir leaves it as it is"
+            f"{run_dir} is finished after {summary['rounds']} rounds and has no checkpoint to go on from; "
+            f"{START_OVER}, another --run-dir leaves it as it is"
         )
     return None
 
@@ -71,7 +71,7 @@ def _refuse_other(run_dir: str | Path, found: list[str]) -> None:
         raise PfedafmError(
             f"{run_dir} holds a run with other settings:\n  "
             + "\n  ".join(found)
-            + "\n--fresh starts over, another --run-dir leaves it as it is"
+            + f"\n{START_OVER}, another --run-dir leaves it as it is"
         )
 
 
