@@ -86,7 +86,12 @@ class Race:
 
     def participants(self, name: str, repeat: int) -> list[int]:
         """Who takes part in a contender's repeat, by the numbers that its own clients have."""
-        return list(range(len(self.part))) if name in self.plan.on_part else self.draws[repeat % len(self.draws)]
+        return list(range(len(self.part))) if name in self.plan.on_part else self.draws[self.draw(name, repeat)]
+
+    def draw(self, name: str, repeat: int) -> int:
+        """Which draw a repeat has. The plain loop keeps to the first: every size of a last batch is a program of its own, and
+        only those of the first draw are compiled before the clock."""
+        return 0 if name == "reference" else repeat % len(self.draws)
 
     def start(self, name: str) -> Contender:
         """The contender's process; only the engine with its automatic settings keeps to a compilation cache of this run,
@@ -148,7 +153,7 @@ class Race:
             for name in names:
                 if repeat < self.plan.repeats[name]:
                     answer = self.start(name)("round", number=repeat + 1, participants=self.participants(name, repeat))
-                    scale = mean_flops / flops[repeat % len(flops)]
+                    scale = mean_flops / flops[self.draw(name, repeat)]
                     runs[name].append({**answer, "scaled": answer["seconds"] * scale})
             if any(repeat < self.plan.repeats[name] for name in names if name in self.plan.on_part):
                 part.append(ours("round", number=repeat + 1, participants=self.part)["seconds"])

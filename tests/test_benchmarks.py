@@ -118,6 +118,13 @@ def test_a_contender_on_a_part_has_the_ratio_of_that_part(work, tmp_path):
     assert plain.asked[0] == ("prepare", {"batch_size": 8, "participants": [0, 1, 2, 3]})
 
 
+def test_the_plain_loop_repeats_the_round_that_it_compiled_for(work, tmp_path):
+    made = race.Race(work.config, tmp_path, race.FULL, tmp_path, ("ours", "reference"))
+    assert {made.draw("reference", repeat) for repeat in range(3)} == {0}
+    assert [made.draw("ours", repeat) for repeat in range(5)] == [0, 1, 2, 3, 4]
+    assert made.participants("reference", 2) == made.draws[0] and made.participants("ours", 2) == made.draws[2]
+
+
 def test_table_and_chart_are_drawn_from_the_numbers(measured, capsys, tmp_path):
     results = {
         **{size: {**measured, "part": {"clients": 4, "median": 1.5}} for size in ("8", "512")},
