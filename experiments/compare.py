@@ -8,7 +8,6 @@ from pfedafm_jax import cli, compare_methods
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.interruption import Interruption
 from pfedafm_jax.methods import method_names
-from pfedafm_jax.watching import observed, replay
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -33,8 +32,8 @@ def main() -> int:
         ) from None
     observers = options.observers() if options.start(config.devices) else []
     base = Path(f"{options.run_dir}-compare") if options.more.run_dir is None else options.run_dir
-    with Interruption() as interruption, observed(*observers):
-        comparison = compare_methods(
+    with Interruption() as interruption:
+        compare_methods(
             config,
             options.more.methods,
             seeds,
@@ -44,9 +43,8 @@ def main() -> int:
             name=options.name,
             command=options.command,
             interruption=interruption,
+            observers=observers,
         )
-    for done in comparison.runs:  # those that were finished before
-        replay(base / f"{done.method}-seed{done.seed}", [make() for make in observers])
     return 0
 
 

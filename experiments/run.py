@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pfedafm_jax import cli, run
 from pfedafm_jax.interruption import Interruption
+from pfedafm_jax.observers import replay
 from pfedafm_jax.runner import finished_summary
-from pfedafm_jax.watching import observed, replay
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -18,11 +18,11 @@ def main() -> int:
     finished = finished_summary(config, options.run_dir, options.fresh, writes=first)
     observers = options.observers() if first else []
     if finished:  # said without loading anything
-        replay(options.run_dir, [make() for make in observers])
+        replay(options.run_dir, observers)
         cli.console.print(f"[bold]{options.run_dir}[/bold] is finished already; --fresh starts over")
         cli.print_summary(finished, sorted(options.run_dir.glob("*.png")))
         return 0
-    with Interruption() as interruption, observed(*observers):
+    with Interruption() as interruption:
         run(
             config,
             run_dir=options.run_dir,
@@ -31,6 +31,7 @@ def main() -> int:
             name=options.name,
             command=options.command,
             interruption=interruption,
+            observers=observers,
         )
     return 0
 

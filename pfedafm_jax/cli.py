@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,11 +21,11 @@ from pfedafm_jax.engine import join, setup_devices
 from pfedafm_jax.errors import Interrupted, PfedafmError
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.methods import check_method
+from pfedafm_jax.observers import Observer, TensorBoard, WeightsAndBiases
 from pfedafm_jax.plots import architecture_label
 from pfedafm_jax.plugins import load_plugins, registered
 from pfedafm_jax.progress import Watch as Watch  # commands have it from here
 from pfedafm_jax.progress import console
-from pfedafm_jax.watching import Observer, TensorBoard, WeightsAndBiases
 
 
 @dataclass(frozen=True)
@@ -49,13 +48,12 @@ class Options:
         console.quiet = not first  # one process speaks for all
         return first
 
-    def observers(self) -> list[Callable[[], Observer]]:
-        """What makes the observers that `--tensorboard` and `--wandb` ask for; raises where one cannot be used."""
-        makers: list[Callable[[], Observer]] = [TensorBoard] if self.more.tensorboard else []
+    def observers(self) -> list[Observer]:
+        """Those that `--tensorboard` and `--wandb` ask for; raises where one cannot be used."""
+        found: list[Observer] = [TensorBoard()] if self.more.tensorboard else []
         if self.more.wandb is not None:
-            makers.append(partial(WeightsAndBiases, self.more.wandb, self.fresh, console.print))
-            makers[-1]()
-        return makers
+            found.append(WeightsAndBiases(self.more.wandb, self.fresh, console.print))
+        return found
 
 
 def guarded(main: Callable[[], int | None]) -> NoReturn:

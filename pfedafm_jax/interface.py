@@ -20,6 +20,7 @@ from pfedafm_jax.errors import Interrupted
 from pfedafm_jax.experiment import Experiment, load_data, split
 from pfedafm_jax.interruption import Interruption
 from pfedafm_jax.methods import chosen_methods, find_method, method_names
+from pfedafm_jax.observers import Observer, replay
 from pfedafm_jax.progress import Watch, console, waiting
 from pfedafm_jax.records import RunFolder, read_rounds
 from pfedafm_jax.runner import finished_summary, load_finished, run_into
@@ -37,6 +38,7 @@ def run(
     name: str = "",
     command: str = "",
     interruption: Interruption | None = None,
+    observers: Sequence[Observer] = (),
 ) -> Experiment:
     """A run from its first round to its last; returns the experiment with all that came out.
 
@@ -51,6 +53,7 @@ def run(
         progress: show the plan, a progress bar and the result.
         name: a name for the plan.
         command: noted in the run's files as what started it.
+        observers: are told of every round of a run that has a folder, see `observers.py`.
         interruption: signals that are waited for at the end of each round, as the command has it; otherwise Ctrl-C
             ends the call at once.
     """
@@ -64,6 +67,7 @@ def run(
     pictures: list[Path] = []
     if run_dir is not None and finished:
         load_finished(run_dir, experiment, log)
+        replay(run_dir, observers)
         pictures = sorted(Path(run_dir).glob("*.png"))
         if shown:
             console.print(f"[bold]{run_dir}[/bold] is finished already; fresh=True starts over")
@@ -86,6 +90,7 @@ def run(
                     fresh=fresh,
                     interruption=interruption,
                     log=log,
+                    observers=observers,
                 )
     if shown:
         cli.print_summary(finished or experiment.summary(), pictures)
@@ -106,6 +111,7 @@ def compare_methods(
     name: str = "",
     command: str = "",
     interruption: Interruption | None = None,
+    observers: Sequence[Observer] = (),
 ) -> Comparison:
     """Several methods, one after the other, on the same split and the same seeds.
 
@@ -143,13 +149,20 @@ def compare_methods(
         for (settings, folder), summary in zip(plan, finished, strict=True):
             watch.next_run(find_method(settings.method).title, done=bool(summary))
             if summary and folder:
+                replay(folder, observers)
                 runs.append(Run(settings.method, settings.seed, summary, read_rounds(folder)))
                 continue
             if settings.seed not in shares:
                 images = dataset if dataset is not None else load_data(settings, data_dir, log)
                 shares = {settings.seed: (images, partition if partition is not None else split(settings, images))}
             into = partial(
-                run_into, command=command, resumed=watch.resume, fresh=fresh, interruption=interruption, log=log
+                run_into,
+                command=command,
+                resumed=watch.resume,
+                fresh=fresh,
+                interruption=interruption,
+                log=log,
+                observers=observers,
             )
             runs.append(_one(Experiment(settings, *shares[settings.seed]), folder, watch, into))
             # Every compiled program holds memory maps; those of some hundred runs in one process end in a crash in XLA.

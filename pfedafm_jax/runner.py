@@ -17,8 +17,8 @@ from pfedafm_jax.data import Partition
 from pfedafm_jax.errors import START_OVER, Interrupted, PfedafmError, storage_error
 from pfedafm_jax.experiment import Experiment, Record
 from pfedafm_jax.interruption import Interruption
+from pfedafm_jax.observers import Observer, latest, observations
 from pfedafm_jax.records import RunFolder, differences
-from pfedafm_jax.watching import Observer, around, latest, observations
 
 
 def checkpoint_folder(run_dir: str | Path) -> Path:
@@ -95,12 +95,12 @@ def run_into(
     """Runs an experiment to its end, from its last checkpoint if it has one; returns the summary and the plots.
 
     `show` is given every new record, `resumed` those of before; `fresh` starts over. `observers` are told all of it, see
-    `watching.py`.
+    `observers.py`.
     """
     hosts = experiment.federation.hosts
     finished_summary(experiment.config, run_dir, fresh, hosts.first)
     folder, interruption = RunFolder(run_dir), interruption or Interruption()
-    observers = [*observers, *around()] if hosts.first else []
+    observers = observers if hosts.first else []
     with folder.lock() if hosts.first else contextlib.nullcontext(), contextlib.ExitStack() as closing:
         checkpoints = Checkpoints(checkpoint_folder(run_dir), identity(experiment), log, hosts)
         try:

@@ -1,6 +1,7 @@
 """What observers are told, and that TensorBoard and Weights & Biases get all of it, once, whatever happens to the run."""
 
 import json
+import shutil
 import struct
 import sys
 import types
@@ -12,11 +13,10 @@ import pytest
 
 from pfedafm_jax import cli, runner
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.event_file import encode_event, encode_start, framed, read_events
 from pfedafm_jax.experiment import Experiment
+from pfedafm_jax.observers import Observation, Observer, TensorBoard, WeightsAndBiases, replay, scalars
 from pfedafm_jax.records import read_rounds
 from pfedafm_jax.runner import run_into
-from pfedafm_jax.watching import Observer, TensorBoard, WeightsAndBiases, observed, replay, scalars
 
 ROUNDS = 5
 CONFIGS = Path(__file__).parent.parent / "experiments" / "configs"
@@ -76,9 +76,14 @@ def straight(make, tmp_path_factory):
     return folder, notes, experiment
 
 
-def events_of(folder):
-    (path,) = folder.glob("*tfevents*")
-    return list(read_events(path))
+def shown(folder):
+    """What TensorBoard itself shows of a folder: rounds and values by tag, scalars and histograms."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = accumulator.EventAccumulator(str(folder), size_guidance={"histograms": 0, "scalars": 0})
+    found.Reload()
+    tags = found.Tags()
+    scalars = {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in tags["scalars"]}
+    return scalars, {tag: found.Histograms(tag) for tag in tags["histograms"]}
 
 
 def test_an_observer_is_told_everything(straight):
@@ -101,53 +106,58 @@ def test_a_run_that_goes_on_tells_what_was_before(straight, make, tmp_path):
         run_into(tmp_path / "run", make(), observers=[first, TensorBoard()])
     assert first.heard == [("start", 0), "close"]
     (path,) = (tmp_path / "run").glob("*tfevents*")
-    with path.open("ab") as file:
-        file.write(framed(encode_event(3, 1.0, {"accuracy/participants": 0.5}))[:-7])  # cut off by a sudden end
-    with observed(TensorBoard):  # the other way to say it
-        run_into(tmp_path / "run", make(), observers=[second])
+    path.write_bytes(path.read_bytes() + path.read_bytes()[-200:-7])  # cut off by a sudden end
+    run_into(tmp_path / "run", make(), observers=[second, TensorBoard()])
     assert second.heard == [("start", 2), ("finish", ROUNDS), "close"]
     for ours, theirs in zip(second.seen, straight[1].seen, strict=True):
         assert {**ours.record, "seconds": 0} == {**theirs.record, "seconds": 0}
         for name in theirs.clients.keys() - {"vectors/mix"}:
             np.testing.assert_array_equal(ours.clients[name], theirs.clients[name])
-    # One file, every event once and in order, the vectors of the rounds before the checkpoint still among them.
-    ours, theirs = events_of(tmp_path / "run"), events_of(straight[0])
-    assert [(event.step, set(event.tags)) for event in ours] == [(event.step, set(event.tags)) for event in theirs]
-    assert [event.wall_time for event in ours] == sorted(event.wall_time for event in ours)
+    # TensorBoard shows every round once, the mix vectors of those before the checkpoint too.
+    ours, theirs = shown(tmp_path / "run"), shown(straight[0])
+    assert ours[0].keys() == theirs[0].keys() and ours[1].keys() == theirs[1].keys()
+    for tag in theirs[0].keys() - {"cost/seconds"}:
+        assert ours[0][tag] == theirs[0][tag]
+    for tag, events in theirs[1].items():
+        assert [(e.step, e.histogram_value) for e in ours[1][tag]] == [(e.step, e.histogram_value) for e in events]
 
 
-def test_tensorboard_reads_the_same_numbers(straight, tmp_path):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+def test_tensorboard_reads_the_same_numbers(straight):
     folder, notes, _ = straight
-    found = accumulator.EventAccumulator(str(folder), size_guidance={"histograms": 0, "scalars": 0})
-    found.Reload()
-    for tag in {tag for seen in notes.seen for tag in scalars(seen.record)}:
-        expected = [(s.record["round"], scalars(s.record)[tag]) for s in notes.seen if tag in scalars(s.record)]
-        assert [(event.step, event.value) for event in found.Scalars(tag)] == [
-            (step, pytest.approx(value, rel=1e-6)) for step, value in expected
-        ]
-    for event, seen in zip(found.Histograms("vectors/mix"), notes.seen, strict=True):
-        values = seen.clients["vectors/mix"]
-        told = event.histogram_value
+    numbers, distributions = shown(folder)
+    assert numbers.keys() == {tag for seen in notes.seen for tag in scalars(seen.record)}
+    for tag, found in numbers.items():
+        records = [seen.record for seen in notes.seen if tag in scalars(seen.record)]
+        assert found == [(r["round"], pytest.approx(scalars(r)[tag], rel=1e-6)) for r in records]
+    for event, seen in zip(distributions["vectors/mix"], notes.seen, strict=True):
+        values, told = seen.clients["vectors/mix"], event.histogram_value
         assert event.step == seen.record["round"] and told.num == sum(told.bucket) == values.size
         assert (told.min, told.max) == (values.min(), values.max())
         assert told.sum == pytest.approx(values.sum()) and told.bucket_limit[-1] == 1.0
-    # A file that a sudden end left beside the one that replaces it: the start of the later session voids it.
-    old, new = (tmp_path / f"events.out.tfevents.{number}" for number in (1, 2))
-    old.write_bytes(b"".join(map(framed, [*encode_start(1.0), *(encode_event(s, 1.0, {"a": s}) for s in (1, 2, 3))])))
-    new.write_bytes(b"".join(map(framed, [*encode_start(2.0), encode_event(1, 2.0, {"a": 9.0})])) + b"\x20\x00\x00")
-    found = accumulator.EventAccumulator(str(tmp_path))
-    found.Reload()
-    assert [(event.step, event.value) for event in found.Scalars("a")] == [(1, 9.0)]
 
 
 def test_what_is_not_finite_is_left_out(tmp_path):
-    event = encode_event(
-        300, 1.5, {"a": float("nan"), "b": 2.0}, {"c": np.array([np.nan]), "d": np.array([np.inf, 7.0])}
-    )
-    (tmp_path / "file").write_bytes(framed(event))
-    (found,) = read_events(tmp_path / "file")
-    assert (found.wall_time, found.step, found.tags, found.content) == (1.5, 300, ("b", "d"), event)
+    board, clients = TensorBoard(), {"c": np.array([np.nan]), "d": np.array([np.inf, 7.0])}
+    board.start(tmp_path, {}, [])
+    board.round(Observation({"round": 300, "loss": float("nan"), "seconds": 2.0}, clients))
+    board.close()
+    numbers, distributions = shown(tmp_path)
+    assert numbers == {"cost/seconds": [(300, 2.0)]} and list(distributions) == ["d"]
+    assert distributions["d"][0].histogram_value.num == 1
+
+
+def test_a_run_that_starts_over_replaces_what_tensorboard_had(tmp_path):
+    def row(number, value):
+        return Observation({"round": number, "loss": value, "seconds": 1.0}, {})
+
+    board = TensorBoard()  # one observer for several starts
+    for past, new in (([], [1, 2, 3]), ([], [1, 2]), ([row(1, 2.0)], [2, 3])):
+        board.start(tmp_path, {}, past)
+        for number in new:
+            board.round(row(number, 2.0 * number))
+        board.close()
+    assert shown(tmp_path)[0]["training/loss"] == [(1, 2.0), (2, 4.0), (3, 6.0)]
+    assert board.has(tmp_path, 3) and not board.has(tmp_path, 4)
 
 
 def test_a_finished_run_can_be_told_later_and_is_told_once(straight, make, tmp_path):
@@ -157,10 +167,13 @@ def test_a_finished_run_can_be_told_later_and_is_told_once(straight, make, tmp_p
     assert notes.heard == [("start", ROUNDS), ("finish", ROUNDS), "close"]
     for ours, theirs in zip(notes.seen, seen, strict=True):
         assert ours.record == theirs.record and ours.clients.keys() == theirs.clients.keys() - {"vectors/mix"}
-    before = events_of(folder)
+    before = sorted(folder.glob("*tfevents*"))
     assert TensorBoard().has(folder, ROUNDS)
     replay(folder, [TensorBoard()])
-    assert events_of(folder) == before
+    assert sorted(folder.glob("*tfevents*")) == before
+    shutil.copytree(folder, unseen := tmp_path / "unseen", ignore=shutil.ignore_patterns("*tfevents*"))
+    replay(unseen, [TensorBoard()])
+    assert shown(unseen)[0] == shown(folder)[0]
     with pytest.raises(PfedafmError, match="not the folder of a finished run"):
         replay(tmp_path, [notes])
 
@@ -239,7 +252,7 @@ def test_wandb_that_cannot_be_used_is_told_before_any_work(monkeypatch):
     ):
         options.observers()
     monkeypatch.setitem(sys.modules, "wandb", pretended("offline"))
-    assert [type(make()) for make in options.observers()] == [TensorBoard, WeightsAndBiases]
+    assert [type(each) for each in options.observers()] == [TensorBoard, WeightsAndBiases]
 
 
 def wandb_records(path):

@@ -1,0 +1,334 @@
+"""Observers of a run: TensorBoard, Weights & Biases, or one of your own.
+
+An observer is told when a run starts or is resumed, after every round, and at the end:
+`run(config, run_dir=…, observers=[TensorBoard()])`. One observer may watch many runs, one after
+another. In a run over several processes only the first process has observers.
+"""
+
+import importlib
+import json
+import struct
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pfedafm_jax.data.atomic import write_atomically
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.experiment import Experiment, Record
+from pfedafm_jax.records import RunFolder, read_rounds
+
+
+class Observation(NamedTuple):
+    """One round."""
+
+    record: Record  # as in `rounds.jsonl`
+    clients: dict[str, np.ndarray]
+    """Numbers over clients by name: `participants/…` in the order of `record["participants"]`,
+    `all_clients/…` in rounds that evaluate all of them, `vectors/mix` `[participants, features]`
+    where a method has it; this last one only as it happens, not when a run is resumed."""
+
+
+class Observer:
+    """Derive from it and define what you need; every method does nothing by default.
+
+    >>> class Printer(Observer):
+    ...     def round(self, observation):
+    ...         print(observation.record["round"], observation.record["mean_accuracy"])
+    >>> Printer().round(Observation({"round": 1, "mean_accuracy": 0.5}, {}))
+    1 0.5
+    """
+
+    def start(self, run_dir: Path, config: dict[str, Any], past: Sequence[Observation]) -> None:
+        """Before the first new round of a run.
+
+        Args:
+            run_dir: the run's folder.
+            config: its settings, nested as in `config.json`.
+            past: the rounds that a resumed run has behind it; empty for a new run.
+        """
+
+    def round(self, observation: Observation) -> None:
+        """After each round."""
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """After the last round, with what is in `summary.json`."""
+
+    def close(self) -> None:
+        """At the very end of a run, however that came; another `start` may follow."""
+
+    def has(self, run_dir: Path, rounds: int) -> bool:
+        """Whether this finished run is known already; if not, `replay` tells it."""
+        return False
+
+
+def latest(experiment: Experiment) -> Observation:
+    """The round that an experiment has just done."""
+    record, federation = experiment.records[-1], experiment.federation
+    found = {f"participants/{name}": values for name, values in experiment._visits[-1].items()}
+    for name, values in experiment.evaluations.get(record["round"], {}).items():
+        found[f"all_clients/accuracy/{name}"] = values
+    # With several processes a participant's state may be in another one.
+    if federation.hosts.count == 1 and "mix" in federation.store.start(0):
+        drawn = record["participants"]
+        found["vectors/mix"] = federation.store.read_parts(("mix",), drawn)["mix"]
+    return Observation(record, found)
+
+
+def observations(records: Sequence[Record], table: Mapping[str, np.ndarray]) -> list[Observation]:
+    """Rounds of the past, from their records and the arrays of `clients.npz`."""
+    evaluated = {int(number): row for row, number in enumerate(table["evaluation_rounds"])}
+    arrays = {name: table[name] for name in table if name.startswith(("visits/", "all_clients/"))}
+    past = []
+    for index, record in enumerate(records):
+        found = {}
+        for name, values in arrays.items():
+            kind, what = name.split("/", 1)
+            if kind == "visits":
+                found[f"participants/{what}"] = values[index, record["participants"]]
+            elif record["round"] in evaluated:
+                found[f"all_clients/accuracy/{what}"] = values[evaluated[record["round"]]]
+        past.append(Observation(record, found))
+    return past
+
+
+def replay(run_dir: str | Path, observers: Sequence[Observer]) -> None:
+    """Tells observers about a finished run that they have not seen."""
+    if not observers:
+        return
+    folder = RunFolder(run_dir)
+    config, summary = folder.config(), folder.summary()
+    if config is None or summary is None:
+        raise PfedafmError(f"{run_dir} is not the folder of a finished run")
+    missing = [each for each in observers if not each.has(folder.path, summary["rounds"])]
+    if not missing:
+        return
+    with np.load(folder / "clients.npz") as table:
+        past = observations(read_rounds(run_dir), table)
+    for observer in missing:
+        try:
+            observer.start(folder.path, config, past)
+            observer.finish(summary)
+        finally:
+            observer.close()
+
+
+# ------------------------------------------------------------------------------ what is shown
+
+SECTIONS = {
+    "mean_accuracy": "accuracy/participants",
+    "all_clients_accuracy": "accuracy/all_clients",
+    "accuracy": "accuracy/participants",
+    "all_clients": "accuracy/all_clients",
+    "loss": "training/loss",
+    "not_finite": "training/not_finite",
+    "seconds": "cost/seconds",
+    "floats_up": "cost/floats_up",
+    "floats_down": "cost/floats_down",
+    "flops": "cost/flops",
+}
+
+
+def scalars(record: Record) -> dict[str, float]:
+    """All numbers of a record by name, in sections; what only some methods report is in `method/`.
+
+    >>> scalars({"round": 1, "loss": None, "accuracy": {"small": 0.25}, "mix_mean": 1.0})
+    {'accuracy/participants/small': 0.25, 'method/mix_mean': 1.0}
+    """
+    found = {}
+    for name, value in record.items():
+        if name == "round":
+            continue
+        place = SECTIONS.get(name, f"method/{name}")
+        parts = value if isinstance(value, dict) else {"": value}
+        for part, number in parts.items():
+            if isinstance(number, int | float):
+                found[f"{place}/{part}".rstrip("/")] = float(number)
+    return found
+
+
+def histograms(observation: Observation) -> dict[str, np.ndarray]:
+    """What is shown as a distribution over clients, finite values only: accuracies, loss and what
+    the method reports."""
+    hidden = ("participants/finite", "participants/floats_up", "participants/floats_down")
+    finite = {
+        name: np.asarray(values, np.float64)[np.isfinite(values)]
+        for name, values in observation.clients.items()
+        if name not in hidden
+    }
+    return {name: values for name, values in finite.items() if values.size}
+
+
+# ------------------------------------------------------------------------------- TensorBoard
+
+BUCKETS = 40  # of a histogram
+
+
+class TensorBoard(Observer):
+    """Event files in the run's folder; `tensorboard --logdir runs` shows all runs.
+
+    A resumed run gets one more file, whose start tells TensorBoard to forget what came after the
+    checkpoint: no round is shown twice. Rounds that went unobserved are written then.
+    """
+
+    PATTERN = "events.out.tfevents.*.pfedafm"
+
+    def __init__(self) -> None:
+        # Imported here: tensorboardX loads PyTorch where it is installed, which takes seconds.
+        self._summary: Any = importlib.import_module("tensorboardX.summary")
+        self._proto: Any = importlib.import_module("tensorboardX.proto.event_pb2")
+        # Not its SummaryWriter, whose thread dies of a full disk and leaves the run waiting.
+        self._files: Any = importlib.import_module("tensorboardX.event_file_writer")
+        self._writer: Any = None
+
+    def start(self, run_dir: Path, config: dict[str, Any], past: Sequence[Observation]) -> None:
+        if not past:
+            for path in run_dir.glob(self.PATTERN):  # of a run that this one takes the place of
+                path.unlink()
+        known = self._rounds_in(run_dir)
+        # Two starts within a second are two files.
+        suffix = f".{time.time_ns()}{self.PATTERN.rpartition('*')[2]}"
+        self._writer = self._files.EventsWriter(str(run_dir / "events"), suffix)
+        event = self._proto.Event(wall_time=time.time(), step=len(past) + 1)
+        event.session_log.status = self._proto.SessionLog.START
+        self._writer.write_event(event)
+        moment = time.time() - sum(row.record["seconds"] for row in past)
+        for row in past:
+            moment += row.record["seconds"]
+            if row.record["round"] not in known:
+                self._write(row, moment)
+        self._writer.flush()
+
+    def round(self, observation: Observation) -> None:
+        self._write(observation, time.time())
+        self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def has(self, run_dir: Path, rounds: int) -> bool:
+        return rounds in self._rounds_in(run_dir)
+
+    def _write(self, observation: Observation, moment: float) -> None:
+        """A round is one event, so that a sudden end leaves all of it or nothing."""
+        event = self._proto.Event(wall_time=moment, step=observation.record["round"])
+        for tag, value in scalars(observation.record).items():
+            if np.isfinite(value):
+                event.summary.MergeFrom(self._summary.scalar(tag, value))
+        for tag, values in histograms(observation).items():
+            shares = values.min() >= 0 and values.max() <= 1  # buckets that all rounds have
+            bins = np.linspace(0, 1, BUCKETS + 1) if shares else BUCKETS
+            event.summary.MergeFrom(self._summary.histogram(tag, values, bins))
+        self._writer.write_event(event)
+
+    def _rounds_in(self, run_dir: Path) -> set[int]:
+        """The rounds in a run's event files, each up to a record that was cut off.
+
+        A record is the length of its event, a checksum, the event, and another checksum.
+        """
+        found = set()
+        for path in run_dir.glob(self.PATTERN):
+            data, place = path.read_bytes(), 0
+            while place + 12 <= len(data):
+                end = place + 12 + struct.unpack_from("<Q", data, place)[0]
+                if end + 4 > len(data):
+                    break
+                event = self._proto.Event.FromString(data[place + 12 : end])
+                if event.HasField("summary"):
+                    found.add(event.step)
+                place = end + 4
+        return found
+
+
+# -------------------------------------------------------------------------- Weights & Biases
+
+
+class WeightsAndBiases(Observer):
+    """Runs of a Weights & Biases project; an id in the run's folder keeps a resumed run one run.
+
+    With `WANDB_MODE=offline` everything is written to `wandb/` in the run's folder. Each start then
+    writes all rounds so far, so `wandb sync` of the newest of them is the whole run.
+    """
+
+    NAME = "wandb.json"
+
+    def __init__(self, project: str, fresh: bool = False, log: Callable[[str], None] = lambda line: None):
+        self._project, self._fresh, self._log, self._run = project, fresh, log, None
+        try:
+            self._wandb: Any = importlib.import_module("wandb")
+        except ImportError:
+            raise PfedafmError("--wandb needs the package wandb, which is not installed: pip install wandb") from None
+        try:
+            self._online = self._wandb.setup().settings.mode == "online"
+            if self._online:
+                self._wandb.login(verify=False)  # asks for a missing key now, not after the start
+        except self._wandb.errors.Error as error:
+            raise self._unusable(error) from error
+
+    def start(self, run_dir: Path, config: dict[str, Any], past: Sequence[Observation]) -> None:
+        known = {} if self._fresh else self._known(run_dir)
+        self._path, self._id = run_dir / self.NAME, known.get("id") or uuid.uuid4().hex
+        self._keep({"id": self._id})
+        try:
+            self._run = self._wandb.init(
+                project=self._project,
+                id=self._id,
+                name=run_dir.absolute().name,
+                dir=str(run_dir),
+                config=config,
+                resume="allow" if self._online else None,  # offline it would only warn
+                # The terminal is the progress bar's.
+                settings=self._wandb.Settings(console="off", silent=True),
+            )
+        except self._wandb.errors.Error as error:
+            raise self._unusable(error) from error
+        place = self._run.url if self._online else f"{run_dir}/wandb/, to be sent by wandb sync"
+        self._log(f"Weights & Biases: {place}")
+        for observation in past:
+            self.round(observation)
+
+    def round(self, observation: Observation) -> None:
+        number = observation.record["round"]
+        if self._run is None or number < self._run.starting_step:
+            return  # the server has it from before
+        distributions = {name: self._wandb.Histogram(values) for name, values in histograms(observation).items()}
+        self._run.log({**scalars(observation.record), **distributions}, step=number)
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        if self._run is not None:
+            told = {name: value for name, value in summary.items() if name != "config"}
+            self._run.summary.update(told)
+            self._run.finish()
+            self._run = None
+            self._keep({"id": self._id, "rounds": summary["rounds"]})
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code=1)  # stopped before its end
+            self._run = None
+
+    def has(self, run_dir: Path, rounds: int) -> bool:
+        return self._known(run_dir).get("rounds") == rounds
+
+    def _known(self, run_dir: Path) -> dict[str, Any]:
+        """What is known of a run: its id and, once it is finished, its rounds."""
+        try:
+            content = json.loads((run_dir / self.NAME).read_text())
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def _keep(self, content: dict[str, Any]) -> None:
+        text = json.dumps(content) + "\n"
+        write_atomically(self._path, lambda file: file.write(text.encode()))
+
+    def _unusable(self, error: Exception) -> PfedafmError:
+        return PfedafmError(
+            f"wandb = {self._project!r} cannot be used ({error}); accepted: a project that "
+            "`wandb login` has given access to, or WANDB_MODE=offline"
+        )
