@@ -24,7 +24,6 @@ jax.local_devices()  # JAX is started before a contender could change the number
 
 import common  # noqa: E402
 import contenders  # noqa: E402
-import layers  # noqa: E402
 import methods_cost  # noqa: E402
 import race  # noqa: E402
 import scaling  # noqa: E402
@@ -149,25 +148,6 @@ def test_seconds_are_scaled_to_a_round_of_mean_work():
     found = race.summary(runs, mean_flops=50e9, limit=100.0)
     assert found["ratio_vs_torch_clean"] == 2.0 and found["torch_clean_round_seconds"] == 4.0
     assert found["gflops"] == 25.0 and found["peak_fraction"] == 0.25
-
-
-def test_operations_of_a_program_have_their_layer_and_the_flops_of_their_product():
-    program = """
-%fused (p.0: f32[64,800], p.1: f32[800,500]) -> f32[64,500] {
-  %p.0 = f32[64,800]{1,0} parameter(0)
-  %p.1 = f32[800,500]{1,0} parameter(1)
-  ROOT %dot.1 = f32[64,500]{1,0} dot(%p.0, %p.1), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-}
-ENTRY %main (a: f32[64,800], w: f32[800,500]) -> f32[64,500] {
-  %a = f32[64,800]{1,0} parameter(0)
-  %w = f32[800,500]{1,0} parameter(1)
-  %ynn_fusion = f32[64,500]{1,0} fusion(%a, %w), kind=kCustom, calls=%fused, metadata={op_name="jit(f)/CNN/fc1/dot_general"}
-  %loop = (f32[64,500]{1,0}) while(%ynn_fusion), condition=%test, body=%step
-  ROOT %relu = f32[64,500]{1,0} maximum(%ynn_fusion, %a), metadata={op_name="jit(f)/CNN/jit(relu)/max"}
-}"""
-    found = layers.operations(program)
-    assert found["ynn_fusion"] == layers.Operation("fc1", 2.0 * 64 * 800 * 500)
-    assert found["relu"] == layers.Operation("", 0.0) and "loop" not in found
 
 
 def test_work_travels_through_a_folder(work, tmp_path):
