@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import theory
+from paper import fig_theory
 
-from pfedafm_jax import plots, theory
+from pfedafm_jax import plots
 from pfedafm_jax.config import updated
+from pfedafm_jax.data.augment import normalise
 from pfedafm_jax.engine import Federation, draw_participants
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.theory import measure, outcome
 
 CURVATURE = np.array([4.0, 1.0, 0.25], np.float32)
 CENTRES = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
@@ -122,16 +124,16 @@ def test_extractors_trained_again_average_to_the_servers(config, dataset, partit
     before = {client: federation.store.state(client) for client in drawn}
     federation.run_round(1)
     new = jax.device_get(federation.server["shared_extractor"])
-    own = [measure.own_extractor(federation, c, 1, federation.store.state(c)["header"], old) for c in drawn]
+    own = [theory.own_extractor(federation, c, 1, federation.store.state(c)["header"], old) for c in drawn]
     weights = federation.num_train[drawn] / federation.num_train[drawn].sum()
     average = jax.tree.map(lambda *leaves: sum(w * leaf for w, leaf in zip(weights, leaves, strict=True)), *own)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), average, new)
 
     client = drawn[0]
-    visit = measure._visit(federation, client, 1, before[client], old, new)
+    visit = theory.visit(federation, client, 1, before[client], old, new)
     architecture = federation.architectures[federation.groups[client]]
     rows, how = partition.train[client], federation.method.how
-    images = measure.normalise(jnp.asarray(dataset.images[rows]), how.mean, how.std)
+    images = normalise(jnp.asarray(dataset.images[rows]), how.mean, how.std)
     scores = federation.method.predict(architecture, before[client], {"shared_extractor": old}, images)["mixed"]
     losses = optax.softmax_cross_entropy_with_integer_labels(scores, jnp.asarray(dataset.labels[rows], jnp.int32))
     assert visit["loss"]["start"] == pytest.approx(float(losses.mean()), rel=1e-4)
@@ -144,9 +146,9 @@ def test_extractors_trained_again_average_to_the_servers(config, dataset, partit
 
 def test_the_theorems_rounds_are_the_visits_of_a_client(config):
     everyone = dataclasses.replace(config, participation=1.0)
-    assert outcome._visits_per_client(everyone, [1, 2, 5]) == [1, 2, 5]
+    assert theory.visits_per_client(everyone, [1, 2, 5]) == [1, 2, 5]
     first, second = (set(draw_participants(config.seed, number, 6, 3).tolist()) for number in (1, 2))
-    assert outcome._visits_per_client(config, [1, 2]) == [1, 6 / len(first | second)]
+    assert theory.visits_per_client(config, [1, 2]) == [1, 6 / len(first | second)]
 
 
 def test_a_study_is_measured_once_drawn_and_told(config, tmp_path, monkeypatch):
@@ -159,7 +161,7 @@ def test_a_study_is_measured_once_drawn_and_told(config, tmp_path, monkeypatch):
     assert result["constants"]["L1"] == max(ratios) and result["lemmas"]["visits"] == 9
     assert result["constants"]["Delta"] == pytest.approx(np.log(4), rel=0.1)
 
-    monkeypatch.setattr(measure, "Experiment", None)  # a second call must not train
+    monkeypatch.setattr(theory, "Experiment", None)  # a second call must not train
     assert theory.study(settings, tmp_path, log=lines.append) == result
     assert theory.study(dataclasses.replace(settings, devices=0), tmp_path) == result
     with pytest.raises(PfedafmError, match=r"momentum: 0\.9 → 0\.5"):
@@ -167,9 +169,11 @@ def test_a_study_is_measured_once_drawn_and_told(config, tmp_path, monkeypatch):
     with pytest.raises(PfedafmError, match="rounds: 3 → 4"):
         theory.study(dataclasses.replace(settings, rounds=4), tmp_path)
 
-    assert plots.save(theory.figure(result), tmp_path / "theory.png").stat().st_size > 20_000
-    text = theory.markdown(result)
-    assert "L₁" in text and "Eq. 34" in text and "momentum 0.9" in text and "nan" not in text
+    picture = plots.save(fig_theory.figure(result), tmp_path / "theory.png")
+    assert picture.stat().st_size > 20_000
+    shown = dict(fig_theory.rows(result))
+    assert shown["η of the networks, of the mix vector"] == "0.05, 1" and "nan" not in str(shown)
+    assert shown["L₁, smoothness (Eq. 13): typical, largest"].endswith(f", {max(ratios):.3g}")
     assert json.loads((tmp_path / "theory.json").read_text()) == result
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from pfedafm_jax import plots, theory
+from pfedafm_jax import plots
 from pfedafm_jax.reproduce.case_studies import (
     ACCURACY_COLUMNS,
     BEST,
@@ -130,6 +130,9 @@ def theory_outcome(study: Study, results: Results) -> Outcome | None:
         return None
     if standing.state == "again":
         (run.folder / "theory.json").unlink()  # a shorter one, which cannot be gone on with
+    import theory  # of experiments/, where this will be too
+    from paper import fig_theory
+
     result = theory.study(run.config, run.folder, study.data_dir, study.log)
-    notes = [theory.markdown(result)]
-    return Outcome("The theory in a run", [], theory.figure(result), notes=notes, numbers=result)
+    table = Table("", ("", "measured"), [list(row) for row in fig_theory.rows(result)])
+    return Outcome("The theory in a run", [table], fig_theory.figure(result), numbers=result)

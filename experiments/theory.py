@@ -1,0 +1,315 @@
+"""What the paper proves about convergence, measured in a run: `docs/theory.md` says what and how.
+
+The theory is about a client's whole model h = (θ, ω_k, α_k) and its loss on all its training data
+(Eq. 12). In every round a few participants are looked at in five places:
+
+  start       what the client has, with the shared extractor it receives       (tE + 0)
+  step        one step of plain gradient descent from there
+  local       after phase 1
+  trained     after phase 2, with the shared extractor it has trained itself    ((t+1)E)
+  aggregated  the same with the average that the server has made of them        ((t+1)E + 0)
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from pfedafm_jax.config import Config, bad
+from pfedafm_jax.data.atomic import write_atomically
+from pfedafm_jax.data.augment import normalise
+from pfedafm_jax.engine import Federation, draw_participants
+from pfedafm_jax.engine.program import client_key
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.experiment import Experiment
+from pfedafm_jax.methods.pfedafm import PFedAFM, mix_features
+from pfedafm_jax.models import Architecture
+from pfedafm_jax.records import differences
+from pfedafm_jax.training import ClientData, cross_entropy
+
+Tree = Any
+CLIENTS = 3  # participants looked at in a round
+WAYS = (("start", "step"), ("start", "local"), ("local", "trained"), ("trained", "aggregated"))
+
+# --------------------------------------------------------------- estimates, for any loss
+
+
+class Pass(NamedTuple):
+    """One pass over a client's data at fixed parameters."""
+
+    loss: jax.Array
+    gradient: Tree
+    variance: jax.Array  # of a batch's gradient around it: E‖g_B - ∇L‖², Eq. 16
+
+
+def gradient_pass(loss: Callable[[Tree, Tree], jax.Array], params: Tree, batches: Tree, sizes: jax.Array) -> Pass:
+    """Loss, gradient and the variance of batch gradients from one epoch of random batches.
+
+    Batches of a random order are random batches, and their mean, weighted by size, is the gradient
+    on all data: the mean squared distance from it has no bias where all batches have one size.
+
+    Args:
+        loss: `loss(params, batch)`, a mean over the batch.
+        params: where to look.
+        batches: the epoch, `[batches, …]`.
+        sizes: samples of each batch, `[batches]`; 0: padding.
+    """
+    squared = partial(optax.tree.norm, squared=True)
+
+    def add(total: Pass, part: tuple[Tree, jax.Array]) -> tuple[Pass, None]:
+        batch, share = part
+        value, gradient = jax.value_and_grad(loss)(params, batch)
+        found = Pass(value, gradient, squared(gradient))
+        return jax.tree.map(lambda sum_, leaf: sum_ + share * leaf, total, found), None
+
+    empty = Pass(jnp.float32(0), jax.tree.map(jnp.zeros_like, params), jnp.float32(0))
+    total, _ = lax.scan(add, empty, (batches, sizes / jnp.sum(sizes)))
+    return total._replace(variance=jnp.maximum(total.variance - squared(total.gradient), 0.0))
+
+
+def squared_distance(first: Tree, second: Tree) -> float:
+    """‖first - second‖² over all arrays, in double precision."""
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    return sum(float(np.sum(np.square(np.float64(a) - np.float64(b)))) for a, b in pairs)
+
+
+def smoothness(first: tuple[Tree, Tree], second: tuple[Tree, Tree]) -> float | None:
+    """‖∇L(h') - ∇L(h)‖ / ‖h' - h‖ for two (parameters, gradient); None: no distance.
+
+    No L₁ below it satisfies Eq. 13.
+    """
+    moved = squared_distance(first[0], second[0])
+    return (squared_distance(first[1], second[1]) / moved) ** 0.5 if moved > 0 else None
+
+
+def bound(T: float, *, L1: float, sigma2: float, delta2: float, Delta: float, E: float, eta: float) -> float | None:
+    """The right side of Eq. 30, divided by E: what the mean of ‖∇L‖² over steps may be.
+
+    None: void, since η ≥ 2/L₁.
+
+    >>> bound(10, L1=1.0, sigma2=0.0, delta2=0.0, Delta=2.0, E=4, eta=1.0)
+    0.1
+    """
+    below = (eta - L1 * eta**2 / 2) * E
+    above = Delta / T + L1 * E * eta**2 * sigma2 / 2 + eta * delta2
+    return above / below if below > 0 else None
+
+
+# --------------------------------------------------------------- one participant in one round
+
+
+@partial(jax.jit, static_argnames=("method", "architecture"))
+def _at(method: PFedAFM, architecture: Architecture, params: Tree, batches: Tree) -> Pass:
+    """The mixed model's loss (Eq. 12) over batches: images uint8 `[batches, size, …]`, labels and
+    what is no padding `[batches, size]`."""
+
+    def loss(params: Tree, batch: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        pixels = normalise(batch[0], method.how.mean, method.how.std)
+        shared = method.shared.extract(params["shared_extractor"], pixels)
+        local = architecture.extract(params["local_extractor"], pixels)
+        mixed = mix_features(params["mix"], shared, local)
+        return cross_entropy(architecture.classify(params["header"], mixed), batch[1], batch[2])
+
+    return gradient_pass(loss, params, batches, jnp.sum(batches[2], axis=1))
+
+
+def _batches(federation: Federation, client: int, round_index: int) -> tuple[np.ndarray, ...]:
+    """A client's training data in a random order, padded to the same number of batches for all."""
+    size, rows = federation.method.how.batch_size, federation.partition.train[client]
+    random = np.random.default_rng([federation.config.seed, round_index, client])
+    count = -(-int(federation.num_train.max()) // size)
+    padded = np.resize(random.permutation(rows), (count, size))
+    real = (np.arange(count * size) < len(rows)).astype(np.float32).reshape(count, size)
+    dataset = federation.dataset
+    return dataset.images[padded], dataset.labels[padded].astype(np.int32), real
+
+
+def own_extractor(federation: Federation, client: int, round_index: int, header: Tree, shared_extractor: Tree) -> Tree:
+    """θ_k^t, what a participant uploads: phase 2 done again, with the same key, since the engine
+    keeps only the average."""
+    longest = int(federation.num_train.max())
+    rows = np.resize(federation.partition.train[client], longest)
+    count = jnp.int32(federation.num_train[client])
+    images = jnp.asarray(federation.dataset.images[rows])
+    labels = jnp.asarray(federation.dataset.labels[rows].astype(np.int32))
+    positions = jnp.arange(longest, dtype=jnp.int32)
+    data = ClientData(images, labels, positions, count, positions, count)
+    key = client_key(federation.key, round_index, client)
+    server = {"shared_extractor": shared_extractor}
+    update = federation.method.shared_update(key, {"header": header}, server, data, jnp.float32(1))
+    return jax.device_get(update.upload["shared_extractor"])
+
+
+def visit(federation: Federation, client: int, round_index: int, before: Tree, old: Tree, new: Tree) -> dict[str, Any]:
+    """What is measured of one participant: `before` is its state before the round, `old` and `new`
+    are the shared extractors before and after it; the federation is the one after it."""
+    method, architecture = federation.method, federation.architectures[federation.groups[client]]
+    assert isinstance(method, PFedAFM)
+    after, batches = federation.store.state(client), _batches(federation, client, round_index)
+    trained = own_extractor(federation, client, round_index, after["header"], old)
+
+    def model(state: Tree, shared: Tree) -> Tree:
+        parts = {part: state[part] for part in ("local_extractor", "header", "mix")}
+        return {**parts, "shared_extractor": shared}
+
+    def look(at: Tree) -> tuple[Tree, Pass]:
+        return at, jax.device_get(_at(method, architecture, at, batches))
+
+    start = look(model(before, old))
+    rate, gradient = np.float32(federation.config.learning_rate), start[1].gradient
+    found = {
+        "start": start,
+        "step": look(jax.tree.map(lambda p, g: p - rate * g, start[0], gradient)),
+        "local": look(model(after, old)),
+        "trained": look(model(after, trained)),
+        "aggregated": look(model(after, new)),
+    }
+    ends = {name: (params, measured.gradient) for name, (params, measured) in found.items()}
+    zero = jax.tree.map(np.zeros_like, gradient)
+    steps = -(-int(federation.num_train[client]) // method.how.batch_size)
+    return {
+        "client": client,
+        "steps": federation.config.local_epochs * steps,
+        "loss": {name: float(measured.loss) for name, (_, measured) in found.items()},
+        "squared_gradient": {name: squared_distance(g, zero) for name, (_, g) in ends.items()},
+        "variance": float(start[1].variance),
+        "smoothness": {f"{a} to {b}": smoothness(ends[a], ends[b]) for a, b in WAYS},
+        "variation": squared_distance(trained, new),
+    }
+
+
+def _finite(values: Any) -> bool:
+    if isinstance(values, dict):
+        return all(map(_finite, values.values()))
+    return values is None or bool(np.isfinite(values))
+
+
+# --------------------------------------------------------------- the study
+
+
+def study(
+    config: Config,
+    run_dir: str | Path,
+    data_dir: str | None = None,
+    log: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Trains as `config` says and measures on the way; kept in `run_dir/theory.json`.
+
+    Where that file is already, it is read; one of other settings is refused.
+    """
+    path = Path(run_dir) / "theory.json"
+    stored = stored_result(path)
+    if stored is not None:
+        found, done = differences(stored["config"], config), len(stored["rounds"])
+        found += [] if done == config.rounds else [f"rounds: {done} → {config.rounds}"]
+        if found:
+            text = "\n  ".join(["was measured with other settings, remove it first:", *found])
+            raise PfedafmError(f"{path} {text}")
+        return stored
+    own = config.pfedafm
+    if config.method != "pfedafm":
+        raise bad("method", config.method, "pfedafm, which the theory is about")
+    if own.training != "iterative" or own.mix_relay or own.leak_momentum:
+        raise bad("pfedafm", own, "iterative training without mix_relay and leak_momentum")
+    experiment = Experiment(config, data_dir=data_dir, log=log)
+    federation, rounds, running = experiment.federation, [], experiment.rounds()
+    for number in range(1, config.rounds + 1):
+        old = jax.device_get(federation.server["shared_extractor"])
+        before = {c: federation.store.state(c) for c in _drawn(config, number)[:CLIENTS]}
+        record = next(running)
+        new = jax.device_get(federation.server["shared_extractor"])
+        visits = [visit(federation, c, number, state, old, new) for c, state in before.items()]
+        finite = [each for each in visits if _finite(each)]
+        rounds.append({"round": number, "accuracy": record["mean_accuracy"], "visits": finite})
+        if number % max(1, config.rounds // 10) == 0 or number == config.rounds:
+            norms = [each["squared_gradient"]["start"] for each in finite]
+            shown = f"{np.mean(norms):.3g}" if norms else "not finite"
+            log(f"theory: round {number}/{config.rounds}, ‖∇L‖² at its start {shown}")
+    result = {"config": config.as_dict(), **outcome(rounds, config), "rounds": rounds}
+    text = json.dumps(result, indent=1, allow_nan=False) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))
+    return json.loads(text)
+
+
+def stored_result(path: Path) -> dict[str, Any] | None:
+    """What an earlier study has left; None: nothing, or a damaged file."""
+    try:
+        result = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return result if isinstance(result, dict) and {"config", "rounds"} <= result.keys() else None
+
+
+def _drawn(config: Config, number: int) -> list[int]:
+    clients, participants = config.num_clients, config.num_participants
+    return draw_participants(config.seed, number, clients, participants).tolist()
+
+
+def outcome(rounds: Sequence[dict[str, Any]], config: Config) -> dict[str, Any]:
+    """Constants from what was measured, the average of Theorem 2 by T, its bound, the lemmas."""
+    visits = [each for row in rounds for each in row["visits"]]
+    usual = [each["smoothness"]["start to step"] or 0.0 for each in visits]
+    if not visits or not rounds[0]["visits"] or max(usual) <= 0:
+        raise PfedafmError("nothing finite to measure: it diverged, or its learning rate is 0")
+    ratios = [ratio for each in visits for ratio in each["smoothness"].values() if ratio]
+    noise, variation, steps = (np.array([each[name] for each in visits]) for name in ("variance", "variation", "steps"))
+    start = float(np.mean([each["loss"]["start"] for each in rounds[0]["visits"]]))  # L* = 0
+    same = {"Delta": start, "E": float(steps.mean()), "eta": (eta := config.learning_rate)}
+    most = {"L1": max(ratios), "sigma2": float(noise.max()), "delta2": float(variation.max())}
+    typical = {"sigma2": float(noise.mean()), "delta2": float(variation.mean())}
+    constants, typical = most | same, {"L1": float(np.median(usual))} | typical | same
+    T = [row["round"] for row in rounds if row["visits"]]
+    by_round = [float(np.mean(list(map(_path, row["visits"])))) for row in rounds if row["visits"]]
+    average = np.cumsum(by_round) / np.arange(1, len(by_round) + 1)
+    half, slope = len(T) // 2, None
+    if len(T) - half > 1 and average.min() > 0:  # d log(average) / d log T; -1 would be 1/T
+        slope = float(np.polyfit(np.log(T[half:]), np.log(average[half:]), 1)[0])
+    each_had = visits_per_client(config, T)
+    loss = {place: np.array([v["loss"][place] for v in visits]) for place in visits[0]["loss"]}
+    falls = (eta - most["L1"] * eta**2 / 2) * np.array(list(map(_path, visits)))
+    changes = loss["aggregated"] - loss["trained"]
+    return {
+        "constants": constants,
+        "typical": typical,
+        "T": T,
+        "by_round": by_round,
+        "average": average.tolist(),
+        "visits": each_had,
+        "bound": [bound(number, **constants) for number in each_had],
+        "typical_bound": [bound(number, **typical) for number in each_had],
+        "slope": slope,
+        "lemmas": {  # means over visits
+            "visits": len(visits),
+            "loss_fall": float(np.mean(loss["start"] - loss["trained"])),
+            "lemma1_fall": float(np.mean(steps * (falls - most["L1"] * eta**2 * most["sigma2"] / 2))),
+            "loss_change": float(np.mean(changes)),
+            "eta_variation": float(np.mean(eta * variation)),
+            "lemma2_holds": int(np.sum(changes <= eta * variation)),
+        },
+    }
+
+
+def _path(measured: dict[str, Any]) -> float:
+    """Mean of ‖∇L‖² over a round's steps, from three points by the trapezoidal rule."""
+    norms = measured["squared_gradient"]
+    return (norms["start"] + 2 * norms["local"] + norms["trained"]) / 4
+
+
+def visits_per_client(config: Config, numbers: Sequence[int]) -> list[float]:
+    """Visits so far over clients seen so far, after these rounds: T where C = 1.
+
+    The theorem is about one client; these are the rounds that it has had.
+    """
+    seen: set[int] = set()
+    found = {}
+    for number in range(1, max(numbers) + 1):
+        seen.update(_drawn(config, number))
+        found[number] = config.num_participants * number / len(seen)
+    return [found[number] for number in numbers]
