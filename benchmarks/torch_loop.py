@@ -177,7 +177,7 @@ class TorchLoop:
         config = self.config
         kind: dict[str, Any] = {} if self.released else {"fused": True} if self.fused else {"foreach": True}
         return torch.optim.SGD(
-            groups, lr=config.learning_rate, momentum=config.momentum, weight_decay=config.weight_decay, **kind
+            groups, lr=config.rate, momentum=config.momentum, weight_decay=config.weight_decay, **kind
         )
 
     def _train_local_model(self, client: Client, batches: Iterator[tuple[Tensor, Tensor]]) -> float:

@@ -9,8 +9,6 @@ from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.interruption import Interruption
 from pfedafm_jax.methods import method_names
 
-CONFIGS = Path(__file__).parent / "configs"
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -23,7 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> int:
-    config, options = cli.parse(sys.argv[1:], CONFIGS, "experiments/compare.py", __doc__ or "", add_options)
+    config, options = cli.parse(sys.argv[1:], "experiments/compare.py", __doc__ or "", add_options)
     try:
         seeds = [int(seed) for seed in options.more.seeds.split(",")] if options.more.seeds else None
     except ValueError:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.table import Table as TerminalTable
 
 from pfedafm_jax import cli, setup_devices
-from pfedafm_jax.config import bad, known, load_config
+from pfedafm_jax.config import Config, bad, config_names, known
 from pfedafm_jax.methods import find_method, method_names
 from pfedafm_jax.progress import console
 from pfedafm_jax.records import RunFolder
@@ -17,8 +17,6 @@ from pfedafm_jax.reproduce import ITEMS, SCALES, Results, Standing, Study, estim
 from pfedafm_jax.reproduce.ablations import theory_standing
 from pfedafm_jax.reproduce.execute import carry_out
 from pfedafm_jax.reproduce.plan import checkpoint_gigabytes, in_words
-
-CONFIGS = Path(__file__).parent / "configs"
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -73,7 +71,7 @@ def study_of(asked: argparse.Namespace) -> Study:
     return Study(
         scale,
         Path(asked.run_dir or f"runs/reproduce-{scale.name}"),
-        {name: load_config(path) for name, path in cli.config_files(CONFIGS).items()},
+        {name: Config.load(name) for name in config_names()},
         scale.datasets if asked.datasets is None else names(asked.datasets, "datasets", tuple(paper.DATASETS)),
         None if asked.methods is None else names(asked.methods, "methods", method_names()),
         seeds,

@@ -1,19 +1,15 @@
 """One run of one method: `python experiments/run.py --config hetero_cifar10`."""
 
 import sys
-from pathlib import Path
 
 from pfedafm_jax import cli, run
 from pfedafm_jax.interruption import Interruption
 from pfedafm_jax.observers import replay
 from pfedafm_jax.runner import finished_summary
 
-CONFIGS = Path(__file__).parent / "configs"
-
 
 def main() -> int:
-    config, options = cli.parse(sys.argv[1:], CONFIGS, "experiments/run.py", __doc__ or "")
-    config = config.for_method()
+    config, options = cli.parse(sys.argv[1:], "experiments/run.py", __doc__ or "")
     first = options.start(config.devices)
     finished = finished_summary(config, options.run_dir, options.fresh, writes=first)
     observers = options.observers() if first else []

@@ -21,7 +21,6 @@ from pfedafm_jax.reproduce import grid
 from pfedafm_jax.reproduce.execute import carry_out
 from pfedafm_jax.reproduce.plan import Run, estimator, in_words, look
 
-CONFIGS = Path(__file__).parent / "configs"
 HELD_OUT = 0.1  # of each client's training data, where the settings say nothing
 
 
@@ -82,7 +81,7 @@ class Sweep:
         config = replace(grid.at(self.config, point), seed=seed)
         config = config if rounds is None else replace(config, rounds=rounds)
         find_method(config.method)
-        return Run(self.base / grid.label(point) / f"seed{seed}", config.check().check_split())
+        return Run(self.base / grid.label(point) / f"seed{seed}", config.check())
 
     def stage(self, chosen: list[grid.Point], rounds: int | None) -> list[grid.Score]:
         """Runs of these points with this many rounds (None: as their settings say), and what they gave."""
@@ -152,14 +151,14 @@ class Sweep:
             f"The best of {len(scores)} settings, {100 * (best.accuracy or 0):.2f} % of all clients' validation images right\n"
             f"({held_out}, seeds {', '.join(map(str, self.seeds))}), chosen by\n  {self.options.command}"
         )
-        chosen = grid.toml(grid.at(self.given, best.point), about)
+        chosen = grid.at(self.given, best.point).toml(about)
         write_atomically(self.base / "best.toml", lambda file: file.write(chosen.encode()))
         return [self.base / "sweep.md", picture, self.base / "sweep.json", self.base / "best.toml"]
 
 
 def main() -> int:
-    config, options = cli.parse(sys.argv[1:], CONFIGS, "experiments/sweep.py", __doc__ or "", add_options)
-    sweep = Sweep(config.for_method(), options)
+    config, options = cli.parse(sys.argv[1:], "experiments/sweep.py", __doc__ or "", add_options)
+    sweep = Sweep(config, options)
     options.start(config.devices)
     RunFolder(sweep.base).check()
     axes = ", ".join(f"{name} ({len(values)})" for name, values in sweep.grid.items())

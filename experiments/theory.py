@@ -163,7 +163,7 @@ def visit(federation: Federation, client: int, round_index: int, before: Tree, o
         return at, jax.device_get(_at(method, architecture, at, batches))
 
     start = look(model(before, old))
-    rate, gradient = np.float32(federation.config.learning_rate), start[1].gradient
+    rate, gradient = np.float32(federation.config.rate), start[1].gradient
     found = {
         "start": start,
         "step": look(jax.tree.map(lambda p, g: p - rate * g, start[0], gradient)),
@@ -261,7 +261,7 @@ def outcome(rounds: Sequence[dict[str, Any]], config: Config) -> dict[str, Any]:
     ratios = [ratio for each in visits for ratio in each["smoothness"].values() if ratio]
     noise, variation, steps = (np.array([each[name] for each in visits]) for name in ("variance", "variation", "steps"))
     start = float(np.mean([each["loss"]["start"] for each in rounds[0]["visits"]]))  # L* = 0
-    same = {"Delta": start, "E": float(steps.mean()), "eta": (eta := config.learning_rate)}
+    same = {"Delta": start, "E": float(steps.mean()), "eta": (eta := config.rate)}
     most = {"L1": max(ratios), "sigma2": float(noise.max()), "delta2": float(variation.max())}
     typical = {"sigma2": float(noise.mean()), "delta2": float(variation.mean())}
     constants, typical = most | same, {"L1": float(np.median(usual))} | typical | same

@@ -1,7 +1,7 @@
 """pFedAFM and the methods it is compared with: federated learning with different models, vectorized in JAX."""
 
 from pfedafm_jax.compare import Comparison
-from pfedafm_jax.config import Config, PFedAFM, load_config, paper_scale, updated, with_preset
+from pfedafm_jax.config import Config, paper_scale, updated, with_preset
 from pfedafm_jax.data import Dataset, Partition, dataset_from_arrays, load_dataset, make_partition
 from pfedafm_jax.engine import Devices, Federation, setup_devices
 from pfedafm_jax.errors import PfedafmError
@@ -19,13 +19,11 @@ __all__ = [
     "Devices",
     "Experiment",
     "Federation",
-    "PFedAFM",
     "Partition",
     "PfedafmError",
     "compare_methods",
     "dataset_from_arrays",
     "describe",
-    "load_config",
     "load_data",
     "load_dataset",
     "make_partition",

@@ -6,26 +6,38 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from textwrap import fill, shorten
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
-import tyro
 from rich.table import Table
 
 from pfedafm_jax.compare import COLUMNS, cell, human
-from pfedafm_jax.config import PRESETS, Config, check_types, known, load_config, paper_scale, with_preset
+from pfedafm_jax.config import (
+    CONFIGS,
+    GROUPS,
+    METHOD_SETTINGS,
+    Config,
+    config_names,
+    paper_scale,
+    updated,
+    with_preset,
+)
+from pfedafm_jax.data.dataset import check_name
 from pfedafm_jax.engine import join, setup_devices
 from pfedafm_jax.errors import Interrupted, PfedafmError
 from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.methods import check_method
+from pfedafm_jax.models import extractor_names
 from pfedafm_jax.observers import Observer, TensorBoard, WeightsAndBiases
 from pfedafm_jax.plots import architecture_label
-from pfedafm_jax.plugins import load_plugins, registered
+from pfedafm_jax.plugins import load_plugin
 from pfedafm_jax.progress import Watch as Watch  # commands have it from here
 from pfedafm_jax.progress import console
+from pfedafm_jax.settings import Setting, settings_of, suggestion
 
 
 @dataclass(frozen=True)
@@ -79,78 +91,187 @@ def _leave(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-def config_files(folder: Path) -> dict[str, Path]:
-    """The named configurations of a folder."""
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+# ---------------------------------------------------------------------------------------------- settings from words
+
+ALIASES = {
+    "lr": "learning-rate", "epochs": "local-epochs", "batch": "batch-size", "bs": "batch-size", "clients": "num-clients",
+    "fraction": "participation", "wd": "weight-decay", "data": "dataset", "model": "architectures",
+    "models": "architectures", "arch": "architectures", "lr-mix": "pfedafm.mix-learning-rate",
+    "mix-lr": "pfedafm.mix-learning-rate", "output": "run-dir", "out": "run-dir", "algorithm": "method",
+}  # fmt: skip
+"""Names that people type → ours."""
+
+IN_SHORT = (
+    "method", "dataset", "partition", "classes_per_client", "gamma", "protocol", "num_clients", "participation",
+    "architectures", "shared_extractor", "rounds", "local_epochs", "batch_size", "learning_rate", "seed",
+    "eval_every", "devices", "store", "checkpoint_every",
+)  # fmt: skip
+"""Settings that `--help` shows; `--help-all` shows all of them."""
+
+
+class Formatter(argparse.HelpFormatter):
+    """As wide as a terminal of 80 columns; a list of names is `A,B` and not `A,B [A,B ...]`."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=28, width=80)
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        return str(action.metavar) if action.nargs == "+" else super()._format_args(action, default_metavar)
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises our error, without the usage."""
+
+    def __init__(self, **more: Any):
+        super().__init__(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS, formatter_class=Formatter, **more)
+
+    def error(self, message: str) -> NoReturn:
+        raise PfedafmError(message)
+
+
+def option_parser(program: str, everything: bool = True) -> Parser:
+    """What is no setting: where to begin, where files are, who watches, which processes."""
+    parser = Parser(prog=program)
+    add = parser.add_argument_group("Run").add_argument
+    add("--config", nargs="?", const="", default="hetero_cifar10", metavar="NAME",
+        help="named settings, or a TOML file; alone: list them")  # fmt: skip
+    add("--preset", action="append", default=[], metavar="NAME", help="settings laid over it, e.g. authors_code")
+    add("--paper", nargs="?", const=100, type=int, metavar="N", help="the paper's length; N = 100, 50 or 10 clients")
+    add("--run-dir", metavar="DIR", help="where the run's files go (runs/NAME)")
+    add("--data-dir", metavar="DIR", help="folder or archive with the dataset")
+    add(
+        "--plugin", action="append", default=[], metavar="FILE.py", help="your methods and networks (docs/extending.md)"
+    )
+    add("--fresh", action="store_true", help="start over even if the run is there already")
+    add("--tensorboard", action="store_true", help="write TensorBoard's files into the run folder")
+    add("--wandb", metavar="PROJECT", help="log to Weights & Biases (pip install wandb)")
+    add("--coordinator", metavar="HOST:PORT", help="where several processes meet; auto: as Slurm says")
+    beside = parser.add_argument_group("Processes, beside --coordinator").add_argument
+    beside("--num-processes", type=int, metavar="P", help="how many processes" if everything else argparse.SUPPRESS)
+    beside("--process-id", type=int, metavar="I", help="which this is, 0 to P - 1" if everything else argparse.SUPPRESS)
+    return parser
+
+
+def setting_parser(config: Config, everything: bool = True) -> Parser:
+    """A flag for every setting, in groups, with the values of `config`; those of methods as `--fml.alpha`."""
+    parser = Parser(argument_default=argparse.SUPPRESS)
+
+    def add(group: Any, owner: Any, name: str, setting: Setting, prefix: str = "") -> None:
+        value = getattr(owner, name)
+        shown = ",".join(value) if isinstance(value, tuple) else "none" if value is None else str(value)
+        text = setting.help if everything else shorten(setting.help.split(". ")[0], 51, placeholder=" …")
+        more: dict[str, Any] = {"type": partial(setting.read, prefix=prefix), "metavar": shorten(shown, 20) or "…"}
+        if setting.kind is bool:
+            more = {"action": argparse.BooleanOptionalAction}
+        elif setting.kind is tuple:
+            more = {"nargs": "+", "metavar": shown if everything else "A,B"}
+        hidden = not everything and prefix + name not in IN_SHORT
+        text = argparse.SUPPRESS if hidden else text.replace("%", "%%")
+        flag = "--" + (prefix + name).replace("_", "-").replace(prefix.replace("_", "-"), prefix, 1)
+        group.add_argument(flag, dest=prefix + name, help=text, **more)
+
+    for kind in GROUPS:
+        group = parser.add_argument_group(kind.__name__)
+        for name, setting in settings_of(kind).items():
+            add(group, config, name, setting)
+    for method in METHOD_SETTINGS:
+        group, settings = parser.add_argument_group(f"Method {method}"), getattr(config, method)
+        for name, setting in settings_of(type(settings)).items():
+            add(group, settings, name, setting, f"{method}.")
+    return parser
+
+
+def _spelled(word: str) -> str:
+    """A word with its flag as we spell it: `--learning_rate=1`, `--lr=1` → `--learning-rate=1`."""
+    if not word.startswith("--"):
+        return word
+    flag, equals, value = word[2:].partition("=")
+    method, dot, name = flag.rpartition(".")
+    method, name = method.replace("-", "_"), name.replace("_", "-")
+    name = ALIASES.get(name, name)
+    if dot and name.startswith("no-"):  # --pfedafm.no-mix-project
+        method, name = f"no-{method}", name[3:]
+    return f"--{method}{dot}{name}{equals}{value}"
+
+
+def _print_help(options: Parser, config: Config, program: str, description: str, everything: bool) -> None:
+    settings = setting_parser(config, everything)
+    print(f"usage: {program} [--config NAME] [--SETTING VALUE ...]\n\n{description.strip()}\n")
+    print(options.format_help().strip() + "\n")
+    print(settings.format_help().strip() + "\n")
+    for what, names in (("methods", METHOD_SETTINGS), ("architectures", extractor_names())):
+        print(fill(f"{what}: {', '.join(names)}", 80, subsequent_indent="  "))
+    if not everything:
+        print("--help-all: every setting, and those of each method, such as --fml.alpha 0.3")
 
 
 def parse(
     argv: Sequence[str],
-    configs: Path,
     program: str,
     description: str,
     add_options: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
 ) -> tuple[Config, Options]:
     """Settings by `--config`, `--preset` and `--paper`, each over the one before; explicit flags over all.
 
-    Plugins come first of all, so that settings may name what they register.
-    `add_options` adds what only one command has; it comes back in `Options.more`.
+    Args:
+        argv: the words of the command line.
+        program: the command, as a user calls it.
+        description: what it does, for `--help`.
+        add_options: adds what only this command has to a parser; it comes back in `Options.more`.
+
+    Plugins are loaded first of all, so that settings may name what they register.
     """
-    load_plugins(argv)
-    parser = argparse.ArgumentParser(prog=program, description=description, add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", nargs="?", const="", default="hetero_cifar10", metavar="NAME",
-                        help="named settings, or a TOML file; alone: list the names")  # fmt: skip
-    parser.add_argument("--preset", action="append", default=[], metavar="NAME",
-                        help=f"settings laid over it: {', '.join(PRESETS)}")  # fmt: skip
-    parser.add_argument("--paper", nargs="?", const=100, type=int, metavar="N",
-                        help="the paper's length, T = 500 and E = 10, with N = 100, 50 or 10 clients")  # fmt: skip
-    parser.add_argument("--run-dir", metavar="DIR", help="where the files of the run go (default: runs/NAME)")
-    parser.add_argument("--data-dir", metavar="DIR", help="folder or archive with the dataset")
-    parser.add_argument("--plugin", action="append", metavar="FILE.py",
-                        help="methods and extractors of your own, see docs/extending.md; may be given several times")  # fmt: skip
-    parser.add_argument("--fresh", action="store_true", help="start over even if the run is there already")
-    parser.add_argument(
-        "--tensorboard", action="store_true", help="write TensorBoard's event files into the run folder"
-    )
-    parser.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases (pip install wandb)")
-    parser.add_argument("--coordinator", metavar="ADDRESS:PORT",
-                        help="where the processes of a run over several meet; auto: as Slurm or MPI say")  # fmt: skip
-    parser.add_argument("--num-processes", type=int, metavar="P", help="how many processes, beside --coordinator")
-    parser.add_argument("--process-id", type=int, metavar="I", help="which of them this is, 0 to P - 1")
-    add_options(parser)
-    asks_help = any(word in ("--help", "-h") for word in argv)
-    own, rest = parser.parse_known_args([word for word in argv if word not in ("--help", "-h")])
+    words = [_spelled(word) for word in argv]
+    asks_help = {"--help", "-h", "--help-all"} & set(words)
+    options = option_parser(program, "--help-all" in asks_help)
+    add_options(options)
+    own, rest = options.parse_known_args([word for word in words if word not in asks_help])
+    for plugin in own.plugin:
+        load_plugin(plugin)
     if own.coordinator is None and (own.num_processes, own.process_id) != (None, None):
         raise PfedafmError("num_processes and process_id are used beside --coordinator ADDRESS:PORT, which is missing")
-    files = config_files(configs)
     if own.config == "" and not asks_help:
-        print_configs(files)
+        print_configs()
         sys.exit(0)
-    config = named_config(own.config or "hetero_cifar10", files)
+    named = own.config or "hetero_cifar10"
+    config = base = Config.load(named)
     for preset in own.preset:
         config = with_preset(config, preset)
     if own.paper is not None:
         config = paper_scale(config, own.paper)
     if asks_help:
-        parser.print_help()
-        print(f"\n{registered()}")
-        print(f"\nSettings, with the values of {own.config or 'hetero_cifar10'}:")
-        rest = ["--help"]
-    if any(word.split("=")[0].replace("_", "-") == "--learning-rate" for word in rest):  # of every method
-        config = replace(config, learning_rates=())
-    config = tyro.cli(Config, args=rest, default=config, prog=program, description="")
-    check_types(config)
-    names = [name for word in config.architectures for name in word.split(",")]  # with commas or spaces between them
-    config = replace(config, architectures=tuple(names))
-    check_method(config)
-    name = run_name(own.config or "hetero_cifar10")
-    if name in files:  # which is not the whole story where the data or the method is another
-        if config.dataset != named_config(own.config or "hetero_cifar10", files).dataset:
+        _print_help(options, config, program, description, "--help-all" in asks_help)
+        sys.exit(0)
+    config = _given(config, rest, options).check()
+    check_name(config.dataset)
+    name = run_name(named)
+    if named in config_names():  # which is not the whole story where the data or the method is another
+        if config.dataset != base.dataset:
             name = run_name(config.dataset.rpartition(":")[2])
         name = name if config.method == "pfedafm" else f"{name}-{config.method}"
     run_dir = Path(own.run_dir) if own.run_dir else Path("runs") / name
-    command = shlex.join([program, *argv])
-    return config.check().check_split(), Options(name, run_dir, own.data_dir, own.fresh, f"python {command}", own)
+    command = f"python {shlex.join([program, *argv])}"
+    return config, Options(name, run_dir, own.data_dir, own.fresh, command, own)
+
+
+def _given(config: Config, words: list[str], options: Parser) -> Config:
+    """`config` with the settings that these words give."""
+    parser = setting_parser(config)
+    found, unknown = parser.parse_known_args(words)
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        if not flag.startswith("-"):
+            raise PfedafmError(f"{unknown[0]!r} belongs to no option; settings are given as --SETTING VALUE")
+        flags = [word for one in (parser, options) for word in one._option_string_actions]
+        near = suggestion(flag, flags) or suggestion(flag, [word.rpartition(".")[2] for word in flags])
+        raise PfedafmError(f"unknown option {flag}{near}; --help and --help-all say what there is")
+    values: dict[str, Any] = {}
+    for name, value in vars(found).items():
+        method, _, own = name.rpartition(".")
+        if isinstance(value, list):  # several names, with commas or spaces between them
+            value = tuple(part for word in value for part in word.split(","))
+        (values.setdefault(method, {}) if method else values)[own] = value
+    return updated(config, values)
 
 
 def run_name(config: str) -> str:
@@ -163,21 +284,11 @@ def run_name(config: str) -> str:
     return name[:100] or "run"
 
 
-def named_config(name: str, files: dict[str, Path]) -> Config:
-    """The configuration of this name, or of this TOML file."""
-    if name in files:
-        return load_config(files[name])
-    if name.endswith(".toml"):
-        return load_config(name)
-    raise PfedafmError(f"config = {name!r} cannot be used; accepted: {known(name, list(files))}, or a TOML file")
-
-
-def print_configs(files: dict[str, Path]) -> None:
+def print_configs() -> None:
     """The named configurations with the first line of each."""
     table = Table(box=None, show_header=False, pad_edge=False)
-    for name, path in files.items():
-        about = path.read_text().splitlines()[0].lstrip("# ")
-        table.add_row(f"[bold]{name}[/bold]", about)
+    for name in config_names():
+        table.add_row(name, (CONFIGS / f"{name}.toml").read_text().splitlines()[0].lstrip("# "))
     console.print(table)
     console.print("\npython experiments/run.py --config NAME", style="dim")
 
@@ -220,7 +331,7 @@ def print_plan(experiment: Experiment, name: str = "", run_dir: str | Path | Non
     )
     table.add_row(
         "training",
-        f"{config.rounds} rounds, E = {config.local_epochs}, batch {config.batch_size}, learning rate {config.learning_rate:g}",
+        f"{config.rounds} rounds, E = {config.local_epochs}, batch {config.batch_size}, learning rate {config.rate:g}",
     )
     table.add_row(
         "a round", f"{human(up * per_round)} floats up, {human(down * per_round)} down, {human(flops * per_round)}FLOP"

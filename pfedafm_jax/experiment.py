@@ -10,7 +10,6 @@ from pfedafm_jax.config import Config
 from pfedafm_jax.costs import TARGET_ACCURACY, to_target
 from pfedafm_jax.data import Dataset, Partition, load_dataset, make_partition
 from pfedafm_jax.engine import Devices, Federation
-from pfedafm_jax.methods import check_method
 
 Record = dict[str, Any]
 
@@ -63,10 +62,7 @@ class Experiment:
         devices: Devices | None = None,
         log: Callable[[str], None] | None = None,
     ):
-        check_method(config.check(dataset))
-        self.config = config = config.for_method()
-        if dataset is None and partition is None:
-            config.check_split()
+        self.config = config = config.check(dataset)
         self.dataset = dataset if dataset is not None else load_data(config, data_dir, log)
         self.partition = partition if partition is not None else split(config, self.dataset)
         self.federation = Federation(config, self.dataset, self.partition, devices)

@@ -57,7 +57,6 @@ def run(
         interruption: signals that are waited for at the end of each round, as the command has it; otherwise Ctrl-C
             ends the call at once.
     """
-    config = config.for_method()
     _start_devices(config)
     log, shown = _log(progress), progress and not console.quiet
     finished = None
@@ -116,7 +115,7 @@ def compare_methods(
     """Several methods, one after the other, on the same split and the same seeds.
 
     Args:
-        config: the settings that all have in common; `learning_rates` may give a method one of its own.
+        config: the settings that all have in common; a method may have a learning rate of its own.
         methods: their names, in a list or with commas between them; `all`: the paper's eight.
         seeds: by default the one of the settings; several give mean and deviation.
         dataset: the images; by default those that the settings name, for each seed.
@@ -129,15 +128,13 @@ def compare_methods(
     names, numbers = _names(methods), list(dict.fromkeys([config.seed] if seeds is None else seeds))
     if not numbers:
         raise bad("seeds", seeds, "one or more whole numbers")
-    if dataset is None and partition is None:
-        config.check_split()
     _start_devices(config)
     log, shown, first = _log(progress), progress and not console.quiet, jax.process_index() == 0
     base = None if run_dir is None else Path(run_dir)
     if base is not None and first:
         RunFolder(base).check()
     plan = [
-        (replace(config.for_method(method), seed=seed).check(dataset), base and base / f"{method}-seed{seed}")
+        (replace(config, method=method, seed=seed).check(dataset), base and base / f"{method}-seed{seed}")
         for seed in numbers
         for method in names
     ]

@@ -155,11 +155,11 @@ NOT_IN_RESULTS = ("rounds", "eval_every", "devices", "clients_per_step", "store"
 
 def differences(stored: dict[str, Any], config: Config) -> list[str]:
     """Settings that make another run of a stored one, as `setting: stored → asked`; empty if it may go on."""
-    before, after = _flat(Config().as_dict()) | _flat(stored), _flat(config.as_dict())
+    before, after = _flat(Config(method=config.method).as_dict()) | _flat(stored), _flat(config.as_dict())
     free = set(NOT_IN_RESULTS)
     if config.method == "fedkd" and config.fedkd.coding != "none":
         free.discard("rounds")  # how much its coding keeps rises until the last round
-    names = dict.fromkeys([*after, *before])
+    names = [n for n in dict.fromkeys([*after, *before]) if "." not in n or n.startswith(f"{config.method}.")]
     return [
         f"{name}: {_shown(before, name)} → {_shown(after, name)}"
         for name in names

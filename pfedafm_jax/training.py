@@ -71,7 +71,7 @@ class LocalTraining:
             batch_size=batch_size,
             rest_size=rest_batch_size(batch_size, sizes),
             local_epochs=config.local_epochs,
-            learning_rate=config.learning_rate,
+            learning_rate=config.rate,
             momentum=config.momentum,
             weight_decay=config.weight_decay,
             clip_norm=config.clip_norm,

@@ -11,11 +11,11 @@ import jax
 import numpy as np
 import pytest
 
-from pfedafm_jax.config import PFedAFM
 from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.engine.program import client_key
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.methods import PFedAFM
 from pfedafm_jax.reference import Reference
 from pfedafm_jax.training import epoch_order
 
@@ -189,7 +189,7 @@ def larger(config) -> common.Work:
     settings = dataclasses.replace(
         config, num_clients=3, participation=1.0, architectures=("cnn5",), shared_extractor="cnn5", feature_size=20,
         learning_rate=0.05, clip_norm=0.5, batch_size=8, local_epochs=1, weight_decay=1e-2,
-        pfedafm=PFedAFM(mix_learning_rate=0.5),
+        settings=(PFedAFM.Settings(mix_learning_rate=0.5),),
     )  # fmt: skip
     return common.Work(settings, dataset, Partition(train, test, tuple(np.zeros(0, np.int32) for _ in train)))
 

@@ -4,10 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from pfedafm_jax import cli
+from pfedafm_jax.config import Config
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.settings import settings_of
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["--dataset", "synthetic", "--synthetic-samples", "600", "--num-clients", "10", "--participation", "0.4",
@@ -92,13 +98,51 @@ def test_config_alone_lists_the_configurations():
         assert name in result.stdout
 
 
-def test_help_shows_every_setting_with_its_default():
-    result = run("--help")
-    assert result.returncode == 0
-    for flag in ("--config", "--paper", "--run-dir", "--data-dir", "--method", "--rounds", "--seed", "--batch-size",
-                 "--pfedafm.mix-learning-rate", "--participation"):  # fmt: skip
-        assert flag in result.stdout
-    assert "default: 0.1" in result.stdout
+def shown(word: str, capsys) -> list[str]:
+    with pytest.raises(SystemExit) as ended:
+        cli.parse([word], "experiments/run.py", "What it does.")
+    assert ended.value.code == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_help_fits_two_screens_and_help_all_has_every_setting(capsys):
+    short, full = shown("--help", capsys), shown("--help-all", capsys)
+    assert len(short) <= 48 and max(map(len, short)) <= 80
+    assert {"Run:", "Data:", "Clients:", "Training:", "Machine:"} <= set(short)
+    assert any(line.split()[:2] == ["--participation", "0.1"] for line in short)
+    assert set(cli.IN_SHORT) <= set(settings_of(Config))
+    assert max(len(line) for line in full if "," not in line) <= 80
+    flags = {word.rstrip(",") for line in full for word in line.split()}
+    for name in settings_of(Config):
+        assert "--" + name.replace("_", "-") in flags
+    assert {"--pfedafm.mix-learning-rate", "--no-pfedafm.mix-project", "--fml.learning-rate"} <= flags
+
+
+@pytest.mark.parametrize(
+    ("words", "setting", "value"),
+    [
+        ("--lr 0.5", "learning_rate", 0.5),
+        ("--learning_rate=0.5", "learning_rate", 0.5),
+        ("--epochs 2", "local_epochs", 2),
+        ("--batch 8", "batch_size", 8),
+        ("--clients 50", "num_clients", 50),
+        ("--model cnn1 cnn5", "architectures", ("cnn1", "cnn5")),
+        ("--architectures cnn1,cnn5", "architectures", ("cnn1", "cnn5")),
+        ("--flip", "flip", True),
+        ("--no-same-start", "same_start", False),
+        ("--lr-mix 0.1", "pfedafm.mix_learning_rate", 0.1),
+        ("--pfedafm.mix_fixed 0.25", "pfedafm.mix_fixed", 0.25),
+        ("--pfedafm.no-mix-project", "pfedafm.mix_project", False),
+        ("--lg-fedavg.shared-layers conv1", "lg_fedavg.shared_layers", ("conv1",)),
+        ("--fml.lr 0.25", "fml.learning_rate", 0.25),
+        ("", "fml.learning_rate", 0.005),
+        ("--rounds 3", "fml.learning_rate", 0.005),
+        ("--lr 0.1", "fml.learning_rate", None),  # one that is given is that of every method
+    ],
+)
+def test_names_that_people_type_find_their_setting(words, setting, value):
+    config, _ = cli.parse(words.split(), "experiments/run.py", "")
+    assert attrgetter(setting)(config) == value
 
 
 @pytest.mark.parametrize(
@@ -114,12 +158,27 @@ def test_help_shows_every_setting_with_its_default():
         (["--paper", "20"], "10, 50 or 100"),
         (["--rounds", "many"], "rounds"),
         (["--no-such-flag"], "no-such-flag"),
-        (["--data-dir", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["--round", "3"], "unknown option --round (did you mean --rounds?)"),
+        (["--mix-fixd", "3"], "did you mean --pfedafm.mix-fixed?"),
+        (["--rounds"], "--rounds: expected one argument"),
+        (["3"], "'3' belongs to no option"),
+        (["--num-processes", "2"], "--coordinator"),
     ],
 )
-def test_bad_input_ends_with_code_2_one_message_and_nothing_written(arguments, said, tmp_path):
+def test_bad_input_is_refused_with_one_message_and_nothing_written(arguments, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PfedafmError) as caught:
+        cli.parse(arguments, "experiments/run.py", "")
+    assert said in str(caught.value) and caught.value.exit_code == 2
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["--batch-size", "0"], "batch_size = 0"), (["--data-dir", "/nowhere/at/all"], "/nowhere/at/all")],
+)
+def test_a_refused_command_ends_with_code_2_and_no_traceback(arguments, said, tmp_path):
     result = run(*arguments, cwd=tmp_path)
     assert result.returncode == 2, result.stdout + result.stderr
-    assert said in result.stdout + result.stderr
-    assert "Traceback" not in result.stderr
+    assert said in result.stderr and "Traceback" not in result.stderr
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -50,7 +50,7 @@ def test_costs_until_a_target():
 def test_the_command_compares_methods_and_continues_where_it_stopped(tmp_path):
     settings = ["--dataset", "synthetic", "--synthetic-samples", "600", "--num-clients", "6", "--participation", "0.5",
                 "--architectures", "cnn5", "--local-epochs", "1", "--rounds", "2",
-                "--learning-rates", "lg_fedavg=0.007"]  # fmt: skip
+                "--lg_fedavg.learning-rate", "0.007"]  # fmt: skip
 
     def run(methods: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
@@ -69,7 +69,7 @@ def test_the_command_compares_methods_and_continues_where_it_stopped(tmp_path):
     assert rows[0]["floats up"]["mean"] == 0 and rows[1]["floats up"]["mean"] == 5010
     assert (tmp_path / "compare.png").stat().st_size > 10_000 and "LG-FedAvg" in (tmp_path / "compare.md").read_text()
     settings_of = json.loads((tmp_path / "lg_fedavg-seed0" / "config.json").read_text())["config"]
-    assert (settings_of["learning_rate"], settings_of["learning_rates"]) == (0.007, [])
+    assert (settings_of["learning_rate"], settings_of["lg_fedavg"]["learning_rate"]) == (0.02, 0.007)
     splits = [(tmp_path / f"{name}-seed0" / "partition.npz").read_bytes() for name in ("standalone", "lg_fedavg")]
     assert splits[0] == splits[1]
     wrong = run("standalone,fedavgg")

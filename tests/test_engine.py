@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from pfedafm_jax.config import updated
 from pfedafm_jax.engine import Devices, Federation
 from pfedafm_jax.errors import PfedafmError
 
@@ -255,8 +256,8 @@ def test_devices_and_clients_per_step_change_nothing(federation, dataset, partit
 
 
 def test_clients_that_follow_each_other_go_one_at_a_time(config, dataset, partition):
-    relay = dataclasses.replace(config.pfedafm, mix_relay=True)
-    assert Federation(dataclasses.replace(config, pfedafm=relay, clients_per_step=3), dataset, partition).chunk == 1
+    relay = updated(config, {"pfedafm": {"mix_relay": True}, "clients_per_step": 3})
+    assert Federation(relay, dataset, partition).chunk == 1
 
 
 def test_too_many_devices_are_refused():

@@ -13,7 +13,7 @@ from pfedafm_jax.methods import base, pfedafm
 
 MODULES = [module.name for module in pkgutil.walk_packages(pfedafm_jax.__path__, "pfedafm_jax.")]
 SHOWN = [
-    pfedafm_jax.Config, pfedafm_jax.load_config, pfedafm_jax.updated, pfedafm_jax.with_preset,
+    pfedafm_jax.Config, pfedafm_jax.Config.load, pfedafm_jax.updated, pfedafm_jax.with_preset,
     data.make_partition, data.Partition.class_counts, data.dataset_from_arrays,
     models.describe, models.register_extractor, methods.register_method,
     pfedafm.mix_features, base.average, base.weigh,

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pfedafm_jax import config as settings
 from pfedafm_jax.config import Config
 from pfedafm_jax.methods.fedapen import ensemble, ensemble_loss
-from pfedafm_jax.methods.fedkd import distillation_loss
-from pfedafm_jax.methods.fml import mutual_loss
+from pfedafm_jax.methods.fedkd import FedKD, distillation_loss
+from pfedafm_jax.methods.fml import FML, mutual_loss
 from pfedafm_jax.methods.losses import class_means, class_weights, kl_divergence, soft_cross_entropy, squared_distance
 from pfedafm_jax.training import ClientData, LocalTraining
 
@@ -111,7 +110,7 @@ def torch_kl(torch, target, logits, reduction="batchmean"):
 
 
 @pytest.mark.filterwarnings("ignore:reduction:UserWarning")
-@pytest.mark.parametrize("own", [settings.FML(), settings.FML(0.3, 0.9), settings.FML(0.5, 0.5, "element_mean", False)])
+@pytest.mark.parametrize("own", [FML.Settings(), FML.Settings(0.3, 0.9), FML.Settings(0.5, 0.5, "element_mean", False)])
 def test_fml_loss_and_gradients_equal_pytorch(own):
     def theirs(torch, labels, private, shared):
         ce = torch.nn.functional.cross_entropy
@@ -128,9 +127,9 @@ def test_fml_loss_and_gradients_equal_pytorch(own):
 @pytest.mark.parametrize(
     "own",
     [
-        settings.FedKD(),
-        settings.FedKD(detach_targets=True, denominator_floor=7.0),
-        settings.FedKD(kl="element_mean", detach_denominator=False, denominator_floor=0.0),
+        FedKD.Settings(),
+        FedKD.Settings(detach_targets=True, denominator_floor=7.0),
+        FedKD.Settings(kl="element_mean", detach_denominator=False, denominator_floor=0.0),
     ],
 )
 def test_fedkd_loss_and_gradients_equal_pytorch(own):
@@ -173,9 +172,9 @@ def test_fedapen_loss_and_gradients_equal_pytorch(weight):
 
 def test_an_empty_batch_has_no_loss_and_no_gradient():
     labels, none = jnp.array(LABELS), jnp.zeros(len(LABELS))
-    faithful = settings.FedKD(detach_denominator=False, denominator_floor=0.0)
+    faithful = FedKD.Settings(detach_denominator=False, denominator_floor=0.0)
     for loss in (
-        lambda f, g: mutual_loss(settings.FML(), f, g, labels, none),
+        lambda f, g: mutual_loss(FML.Settings(), f, g, labels, none),
         lambda f, g: distillation_loss(faithful, (f, f), (g, g), labels, none),
         lambda f, g: ensemble_loss(jnp.float32(0.5), f, g, labels, none),
     ):

@@ -6,7 +6,6 @@ import struct
 import sys
 import types
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from pfedafm_jax.records import read_rounds
 from pfedafm_jax.runner import run_into
 
 ROUNDS = 5
-CONFIGS = Path(__file__).parent.parent / "experiments" / "configs"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -236,7 +234,7 @@ def test_wandb_stays_one_run_and_gets_each_round_once(straight, tmp_path, monkey
 
 
 def test_wandb_that_cannot_be_used_is_told_before_any_work(monkeypatch):
-    _, options = cli.parse(["--wandb", "project", "--tensorboard"], CONFIGS, "run.py", "")
+    _, options = cli.parse(["--wandb", "project", "--tensorboard"], "run.py", "")
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(PfedafmError, match="pip install wandb"):
         options.observers()

@@ -14,33 +14,35 @@ import numpy as np
 import pytest
 
 from pfedafm_jax import cli, methods, models
-from pfedafm_jax.config import Config, updated
+from pfedafm_jax.config import METHOD_SETTINGS, Config, updated
 from pfedafm_jax.data import Partition, augment, dataset_from_arrays, normalise
 from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment, split
 from pfedafm_jax.extractors import MobileNetSmall, ResNetSmall
-from pfedafm_jax.methods import check_method, method_names, register_method
+from pfedafm_jax.methods import method_names, register_method
 from pfedafm_jax.methods.fedper import FedPer
 from pfedafm_jax.models import describe, register_extractor
+from pfedafm_jax.plugins import load_plugin
 from pfedafm_jax.records import differences
 from pfedafm_jax.training import cross_entropy
 
 ROOT = Path(__file__).parent.parent
-CONFIGS = ROOT / "experiments" / "configs"
 DOCS = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def registries():
     """What is registered here is gone afterwards."""
-    kept = dict(models._EXTRACTORS), dict(methods._METHODS), list(sys.path)
+    kept = dict(models._EXTRACTORS), dict(methods._METHODS), list(sys.path), dict(METHOD_SETTINGS)
     yield
     models._EXTRACTORS.clear()
     models._EXTRACTORS.update(kept[0])
     methods._METHODS.clear()
     methods._METHODS.update(kept[1])
     sys.path[:] = kept[2]
+    METHOD_SETTINGS.clear()
+    METHOD_SETTINGS.update(kept[3])
     describe.cache_clear()
 
 
@@ -100,10 +102,10 @@ def test_the_example_extractors_learn_on_the_engine(dataset, config):
 def test_several_architectures_with_commas_or_spaces():
     names = ["cnn1", "resnet_small", "mobilenet_small"]
     for words in (names, [",".join(names)]):
-        config, _ = cli.parse(["--architectures", *words], CONFIGS, "run.py", "")
+        config, _ = cli.parse(["--architectures", *words], "run.py", "")
         assert config.architectures == tuple(names)
     with pytest.raises(PfedafmError, match=r"architectures = 'resnetsmall'.*did you mean resnet_small"):
-        cli.parse(["--architectures", "cnn1,resnetsmall"], CONFIGS, "run.py", "")
+        cli.parse(["--architectures", "cnn1,resnetsmall"], "run.py", "")
 
 
 # ---------------------------------------------------------------------------------------------- grey images
@@ -153,7 +155,7 @@ def test_settings_are_held_against_the_data_at_hand(dataset, config):
     with pytest.raises(PfedafmError, match=r"classes_per_client = 5 .* 1 to 4, the classes of mine"):
         split(own, dataset)
     with pytest.raises(PfedafmError, match="dataset = 'mine' cannot be used; accepted: cifar10"):
-        own.check().check_split()
+        Experiment(own)
     images, labels = digits()
     grey = dataset_from_arrays("grey", images, labels, images[:0], labels[:0])
     with pytest.raises(PfedafmError, match=r"normalisation = 'imagenet' .* 1 and not 3 channels"):
@@ -169,7 +171,7 @@ def test_settings_are_held_against_the_data_at_hand(dataset, config):
 
 
 def parse(*words: str) -> Config:
-    return cli.parse(list(words), CONFIGS, "experiments/run.py", "")[0]
+    return cli.parse(list(words), "experiments/run.py", "")[0]
 
 
 PLUGIN = """
@@ -179,6 +181,7 @@ from typing import Literal
 import helper_of_the_plugin
 from pfedafm_jax import register_extractor, register_method
 from pfedafm_jax.extractors import ResNetSmall
+from pfedafm_jax.methods import MethodSettings
 from pfedafm_jax.methods.fedper import FedPer
 
 register_extractor("narrow", ResNetSmall(widths=(8, 8)))
@@ -189,8 +192,9 @@ class Plugged(FedPer):
     name = "plugged"
 
     @dataclass(frozen=True)
-    class Settings:
+    class Settings(MethodSettings):
         rate: float = 0.5
+        '''How fast.'''
         steps: int | None = None
         kind: Literal["hard", "soft"] = "hard"
         twice: bool = False
@@ -210,46 +214,44 @@ def plugin(tmp_path_factory) -> str:
 
 
 def test_a_plugin_is_known_to_settings_errors_and_help(plugin, capsys):
-    config = parse("--plugin", plugin, "--method", "plugged", "--architectures", "narrow,cnn5", "--set",
-                   "plugged.rate=2", "plugged.steps=3", "plugged.kind=soft", "plugged.twice=true")  # fmt: skip
+    config = parse("--plugin", plugin, "--method", "plugged", "--architectures", "narrow,cnn5", "--plugged.rate", "2",
+                   "--plugged.steps", "3", "--plugged.kind", "soft", "--plugged.twice", "--plugged.lr", "0.3")  # fmt: skip
     assert config.architectures == ("narrow", "cnn5") and "plugged" in method_names()
-    how = methods.find_method("plugged")(config, None, None)  # type: ignore[arg-type]
-    assert dataclasses.astuple(how.own) == (2.0, 3, "soft", True) and how.title == "plugged"
-    assert methods.find_method("plugged")(Config(), None, None).own.rate == 0.5  # type: ignore[arg-type]
+    method = methods.find_method("plugged")(config, None, None)  # type: ignore[arg-type]
+    assert dataclasses.astuple(method.settings) == (0.3, 2.0, 3, "soft", True) and method.title == "plugged"
+    assert config.rate == 0.3 and Config().plugged.rate == 0.5
     with pytest.raises(SystemExit) as ended:
-        parse("--plugin", plugin, "--help")
+        parse("--plugin", plugin, "--help-all")
     shown = capsys.readouterr().out
     assert ended.value.code == 0 and "plugged" in shown and "narrow" in shown
-    assert "--set plugged.rate=0.5" in shown and "--plugin FILE.py" in shown
+    assert "--plugged.rate 0.5" in shown and "How fast." in shown and "--plugin FILE.py" in shown
     with pytest.raises(PfedafmError, match="did you mean plugged"):
         parse("--method", "pluged")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("words", "said"),
     [
-        ("rate=1", "METHOD.SETTING=VALUE"),
-        ("plugged.rat=1", "did you mean rate"),
-        ("pluged.rate=1", "did you mean plugged"),
-        ("fedrep.head_epochs=1", "settings of plugged"),
-        ("plugged.rate=fast", "accepted: float"),
-        ("plugged.rate=-1", "accepted: rate 0 or more"),
-        ("plugged.steps=1.5", "accepted: int"),
-        ("plugged.kind=mild", "plugged.kind = 'mild' cannot be used; accepted: hard, soft"),
-        ("plugged.twice=1", "accepted: true or false"),
+        (["--plugged.rat", "1"], "did you mean --plugged.rate"),
+        (["--pluged.rate", "1"], "did you mean --plugged.rate"),
+        (["--plugged.rate", "fast"], "plugged.rate = 'fast' cannot be used; accepted: a number"),
+        (["--plugged.rate", "-1"], "accepted: rate 0 or more"),
+        (["--plugged.rate", "nan"], "plugged.rate = nan cannot be used; accepted: a number"),
+        (["--plugged.steps", "1.5"], "accepted: a whole number or none"),
+        (["--plugged.kind", "mild"], "plugged.kind = 'mild' cannot be used; accepted: hard, soft"),
     ],
 )
-def test_own_settings_that_cannot_be_used_are_named(plugin, text, said):
-    cli.load_plugins(["--plugin", plugin])
+def test_own_settings_that_cannot_be_used_are_named(plugin, words, said):
     with pytest.raises(PfedafmError, match=said):
-        check_method(updated(Config(), {"set": [text]}))
+        parse("--plugin", plugin, *words)
 
 
-def test_own_settings_are_recorded_compared_and_hashable():
-    config = updated(Config(), {"set": ["plugged.rate=2"]})
-    assert hash(config) != hash(Config()) and config.as_dict()["set"] == ("plugged.rate=2",)
-    assert differences({**config.as_dict(), "set": ["plugged.rate=2"]}, config) == []
-    assert differences(Config().as_dict(), config) == ["set:  → plugged.rate=2"]
+def test_own_settings_are_recorded_compared_and_hashable(plugin):
+    load_plugin(plugin)
+    config = updated(Config(method="plugged"), {"plugged": {"rate": 2}})
+    assert hash(config) != hash(Config(method="plugged")) and config.as_dict()["plugged"]["rate"] == 2
+    assert differences(config.as_dict(), config) == []
+    assert differences(Config(method="plugged").as_dict(), config) == ["plugged.rate: 0.5 → 2"]
 
 
 @pytest.mark.parametrize(
@@ -283,10 +285,22 @@ def test_methods_that_cannot_be_registered_say_why():
         class Settings:
             rate: float = 0.5
 
+    class Odd(FedPer):
+        name = "odd"
+
+        @dataclasses.dataclass(frozen=True)
+        class Settings(methods.MethodSettings):
+            rates: list[float] = dataclasses.field(default_factory=list)
+
+    class Taken(FedPer):
+        name = "rounds"
+
     for kind, said in [
         (Half, "lacks init_client, client_update, predict, cost"),
         (Thief, "not the name of a built-in method"),
-        (Loose, "a frozen dataclass"),
+        (Loose, "a frozen dataclass derived from MethodSettings"),
+        (Odd, r"a frozen dataclass .*rates: list"),
+        (Taken, "or of a setting"),
         (int, "a class derived from"),
     ]:
         with pytest.raises(PfedafmError, match=said):
@@ -299,7 +313,7 @@ def test_a_run_on_own_data_has_the_name_of_the_data(tmp_path):
         (["--dataset", "folder:/data/pets/", "--method", "fd"], "pets-fd"),
         (["--dataset", "tfds:mnist", "--image-size", "28"], "mnist"),
     ]:
-        assert cli.parse(words, CONFIGS, "run.py", "")[1].run_dir == Path("runs") / name
+        assert cli.parse(words, "run.py", "")[1].run_dir == Path("runs") / name
 
 
 # ---------------------------------------------------------------------------------------------- the guide
@@ -325,12 +339,12 @@ def test_the_guide_runs_as_it_stands(tmp_path, monkeypatch, capsys):
         if block.startswith("# my_"):
             (tmp_path / block.splitlines()[0][2:]).write_text(block)
         exec(compile(block, "docs/extending.md", "exec"), vars(guide))
-    assert guide.experiment.records[-1]["round"] == 2 and guide.experiment.federation.method.own.strength == 0.01
+    assert guide.experiment.records[-1]["round"] == 2 and guide.experiment.federation.method.settings.strength == 0.01
     text = "\n".join(re.findall(r"```bash\n(.*?)```", DOCS, re.DOTALL)).replace("\\\n", "")
     commands = [shlex.split(line) for line in text.splitlines() if line.startswith("python")]
     assert len(commands) == 4
     for words in commands:  # every one is understood
-        cli.parse(words[2:], CONFIGS, words[1], "", lambda parser: parser.add_argument("--methods"))
+        cli.parse(words[2:], words[1], "", lambda parser: parser.add_argument("--methods"))
     own_data = next(words for words in commands if "npz:shades.npz" in words)
     assert command(own_data) == 0
     out = capsys.readouterr().out

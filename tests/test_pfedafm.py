@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pfedafm_jax.config import updated
 from pfedafm_jax.engine import Federation
 from pfedafm_jax.methods.base import average, weigh
 from pfedafm_jax.methods.pfedafm import mix_features, train_end_to_end, train_local_model, train_shared_extractor
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.optimised
 
 
 def own(config, **values):
-    return dataclasses.replace(config, pfedafm=dataclasses.replace(config.pfedafm, **values))
+    return updated(config, {"pfedafm": values})
 
 
 class Visit:

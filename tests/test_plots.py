@@ -3,14 +3,13 @@
 import json
 import runpy
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pfedafm_jax import plots
-from pfedafm_jax.config import Config
+from pfedafm_jax.config import Config, updated
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.saved_runs import differing, grouped, labels, read_runs
 
@@ -27,7 +26,7 @@ def record(number, accuracy, floats=1, seconds=2.0):
 def saved(folder, rounds=6, **settings):
     """A run's folder as the runner leaves it, with accuracies that grow with seed and round."""
     folder.mkdir(parents=True)
-    config = replace(Config(), **settings)
+    config = updated(Config(), settings)
     (folder / "config.json").write_text(json.dumps({"config": config.as_dict()}))
     rows = [
         record(n, 0.1 * n + 0.01 * config.seed, FLOATS[config.method], 1 + config.seed) for n in range(1, rounds + 1)
@@ -62,15 +61,15 @@ def test_curves_have_what_a_run_cost_so_far():
 def test_runs_are_named_by_what_differs(tmp_path, folder):
     found = read_runs([folder / "pfedafm-seed1", folder / "fd-seed0"])
     assert labels(found) == ["pFedAFM, seed 1", "FD, seed 0"]
-    one = saved(tmp_path / "one", gamma=0.1, flip=True, fd=replace(Config().fd, gamma=9.0), devices=1)
-    two = saved(tmp_path / "two", learning_rate=0.5, pfedafm=replace(Config().pfedafm, mix_fixed=0.5))
+    one = saved(tmp_path / "one", gamma=0.1, flip=True, fd={"gamma": 9.0}, devices=1)
+    two = saved(tmp_path / "two", learning_rate=0.5, pfedafm={"mix_fixed": 0.5})
     # Not among them: what matters only to another split or method, and what changes no result.
     assert labels(read_runs([one, two])) == [
         "flip, learning rate 0.02, no mix fixed", "no flip, learning rate 0.5, mix fixed 0.5",
     ]  # fmt: skip
-    three = saved(tmp_path / "three", pfedafm=replace(Config().pfedafm, mix_fixed=0.25))
+    three = saved(tmp_path / "three", pfedafm={"mix_fixed": 0.25})
     assert labels(read_runs([two, three])) == ["learning rate 0.5, mix fixed 0.5", "learning rate 0.02, mix fixed 0.25"]
-    four = saved(tmp_path / "four", pfedafm=replace(Config().pfedafm, mix_fixed=0.25))
+    four = saved(tmp_path / "four", pfedafm={"mix_fixed": 0.25})
     assert labels(read_runs([three, four])) == ["three", "four"]
     assert labels(read_runs([three, four, folder / "fd-seed0"]))[:2] == ["pFedAFM (three)", "pFedAFM (four)"]
     assert labels(read_runs([one])) == ["one"] and labels(read_runs([one, one])) == ["one"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from marks import slow_but
 
-from pfedafm_jax.config import Config
+from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.engine import Federation
@@ -24,7 +24,7 @@ def changed(config: Config, **values) -> Config:
     """`config` with some settings changed; those of pFedAFM's own by their names too."""
     own = {f.name for f in dataclasses.fields(config.pfedafm)}
     mine = {name: values.pop(name) for name in list(values) if name in own}
-    return dataclasses.replace(config, pfedafm=dataclasses.replace(config.pfedafm, **mine), **values)
+    return updated(config, {"pfedafm": mine, **values})
 
 
 SETTINGS = {

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from pfedafm_jax.checkpoint import Checkpoints
-from pfedafm_jax.config import load_config
+from pfedafm_jax.config import Config, config_names
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import method_names
 from pfedafm_jax.reproduce import ITEMS, SCALES, Results, Run, Study, estimator, grid, look, paper, plan
@@ -26,7 +26,7 @@ from pfedafm_jax.reproduce.outcome import Claim, Outcome, Table, panels
 from pfedafm_jax.reproduce.tables import compare_with_paper
 
 ROOT = Path(__file__).parent.parent
-CONFIGS = {path.stem: load_config(path) for path in (ROOT / "experiments" / "configs").glob("*.toml")}
+CONFIGS = {name: Config.load(name) for name in config_names()}
 
 
 def study(base: Path, scale: str = "quick", **changes) -> Study:
@@ -65,7 +65,7 @@ def test_the_paper_and_this_project_have_the_same_methods():
 def test_quick_runs_have_the_settings_of_their_configuration_file_and_known_folders(tmp_path):
     runs = {run.name: run.config for name in ITEMS for run in ITEMS[name].runs(study(tmp_path))}
     for name, method in (("hetero_cifar10", "pfedafm"), ("homo_cifar100", "fd"), ("hetero_cifar100", "fml")):
-        expected = dataclasses.replace(CONFIGS[name].for_method(method), rounds=20)
+        expected = dataclasses.replace(CONFIGS[name], method=method, rounds=20)
         assert runs[f"{name}-n100/{method}-seed0"] == expected
     assert runs["hetero_cifar10-n100-mixlr0.1/pfedafm-seed2"].pfedafm.mix_learning_rate == 0.1
     assert runs["hetero_cifar100-n100-classes50/fedproto-seed0"].classes_per_client == 50

@@ -11,6 +11,7 @@ import pytest
 
 from pfedafm_jax import runner
 from pfedafm_jax.checkpoint import Checkpoints
+from pfedafm_jax.config import updated
 from pfedafm_jax.engine import draw_participants
 from pfedafm_jax.errors import Interrupted, PfedafmError
 from pfedafm_jax.experiment import Experiment
@@ -223,8 +224,8 @@ def test_other_methods_go_on_too(method, make, settings, tmp_path):
 
 @pytest.mark.slow
 def test_clients_that_hand_on_go_on_too(make, settings, tmp_path):
-    released = replace(settings.pfedafm, mix_relay=True, leak_momentum=True)
-    own = replace(settings, aggregation="last", rounds=3, checkpoint_every=1, pfedafm=released, same_start=False)
+    released = {"aggregation": "last", "pfedafm": {"mix_relay": True, "leak_momentum": True}}
+    own = updated(settings, {**released, "rounds": 3, "checkpoint_every": 1, "same_start": False})
     whole = make(own)
     run_into(tmp_path / "whole", whole)
     crashed(tmp_path / "run", make(own), 3)

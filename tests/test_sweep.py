@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pfedafm_jax.config import Config, load_config
+from pfedafm_jax.config import Config
 from pfedafm_jax.data import Partition
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import load_data, split
@@ -109,8 +109,8 @@ def test_influence_is_how_far_the_values_of_a_setting_are_apart_over_the_others(
 def test_a_configuration_file_gives_back_its_settings(tmp_path):
     config = grid.at(Config(architectures=("cnn1", "cnn5"), flip=True, method="fedkd"),
                      {"learning_rate": 1e-5, "fedkd.coding": "none", "pfedafm.mix_fixed": 0.5})  # fmt: skip
-    (tmp_path / "best.toml").write_text(grid.toml(config, "two\nlines"))
-    assert load_config(tmp_path / "best.toml") == config
+    (tmp_path / "best.toml").write_text(config.toml("two\nlines"))
+    assert Config.load(tmp_path / "best.toml") == config
 
 
 # ---------------------------------------------------------------------------------------------- the command
@@ -128,7 +128,7 @@ def test_the_command_chooses_goes_on_and_leaves_a_configuration(tmp_path, monkey
     assert content[0]["accuracy"] == json.loads(rounds[3])["all_clients_accuracy"]
     with np.load(folder / "learning_rate=0.1" / "seed0" / "partition.npz") as parts:
         assert parts["validation_sizes"].sum() == 0 and len(parts["train"]) + len(parts["test"]) < 240 * 0.85
-    best = load_config(folder / "best.toml")
+    best = Config.load(folder / "best.toml")
     assert (best.learning_rate, best.method, best.validation_fraction, best.rounds) == (0.1, "standalone", 0.0, 4)
     assert (folder / "sweep.png").stat().st_size > 5000 and "| 1 | 0.1 |" in (folder / "sweep.md").read_text()
     capsys.readouterr()

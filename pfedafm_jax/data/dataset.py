@@ -1,6 +1,5 @@
 """One type for every dataset, and the function that gets one by name."""
 
-import difflib
 import hashlib
 import os
 import sys
@@ -17,6 +16,7 @@ from pfedafm_jax.data.sources import obtain
 from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.data.tfds_any import read_tfds
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.settings import bad, known
 
 DATASETS = ("cifar10", "cifar100", "synthetic")
 
@@ -84,13 +84,7 @@ def load_dataset(
         return _own(name, read_folder(path, image_size) if kind == FOLDER else read_npz(path))
     if rest and kind == TFDS:
         return _own(name, read_tfds(rest, where, image_size, offline=offline, log=log))
-    if name not in DATASETS:
-        near = difflib.get_close_matches(str(name).lower(), DATASETS, n=1)
-        raise PfedafmError(
-            f"dataset {name!r} is not known"
-            + (f", did you mean {near[0]!r}?" if near else ".")
-            + f" Accepted: {', '.join(DATASETS)}, {FOLDER}:PATH, {NPZ}:PATH, {TFDS}:NAME"
-        )
+    check_name(name)
     if name == "synthetic":
         arrays = make_synthetic(num_classes, num_samples, seed)
         source = f"synthetic: {num_samples} images of {num_classes} classes, seed {seed}"
@@ -101,6 +95,14 @@ def load_dataset(
     mean, std = NORMALISATION[name]
     # `obtain` has checked the arrays against these sums: hashing 184 MB once is enough.
     return _assemble(name, arrays, cifar.num_classes, mean, std, source, cifar.sums)
+
+
+def check_name(name: str) -> None:
+    """Raises where there is no dataset of this name, before anything is loaded."""
+    kind, _, rest = str(name).partition(":")
+    if name not in DATASETS and not (rest and kind in (FOLDER, NPZ, TFDS)):
+        own = f"or your own: {FOLDER}:PATH, {NPZ}:PATH, {TFDS}:NAME"
+        raise bad("dataset", name, f"{known(str(name).lower(), DATASETS)}, {own}")
 
 
 def _own(name: str, found: Found) -> Dataset:

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from pfedafm_jax.config import Config
-from pfedafm_jax.methods.own import own_settings
 from pfedafm_jax.models import Architecture
+from pfedafm_jax.settings import MethodSettings
 from pfedafm_jax.training import ClientData, LocalTraining
 
 Tree = Any
@@ -54,12 +54,19 @@ class Method:
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
     one_network: ClassVar[bool] = False  # whether every client has the shared extractor, whatever its architecture
-    Settings: ClassVar[type | None] = None  # a method that is not built in: a frozen dataclass of its own settings
+    Settings: ClassVar[type[MethodSettings]] = MethodSettings  # a frozen dataclass of the method's own settings
+
+    def __init_subclass__(cls):
+        # Each method has a `Settings` of its own, with a learning rate at least, that knows whose it is.
+        if "Settings" not in vars(cls):
+            cls.Settings = dataclass(frozen=True)(type("Settings", (cls.Settings,), {"__doc__": "No more settings."}))
+        if isinstance(cls.Settings, type) and issubclass(cls.Settings, MethodSettings):
+            cls.Settings.method = cls.name
 
     @property
-    def own(self) -> Any:
-        """The method's own settings: what `Config.set` says about its `Settings`."""
-        return None if self.Settings is None else own_settings(self.Settings, self.name, self.config.set)
+    def settings(self) -> Any:
+        """The method's own settings, a `Settings`."""
+        return self.config.of(self.Settings)
 
     @property
     def sequential(self) -> bool:

@@ -9,6 +9,7 @@ client; where the client is the only one behind a row, W = w, it is masked.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +18,13 @@ from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
 from pfedafm_jax.methods.losses import class_means, class_weights, soft_cross_entropy
 from pfedafm_jax.methods.standalone import init_private_model, private_logits, private_model
 from pfedafm_jax.models import Architecture
+from pfedafm_jax.settings import MethodSettings, Positive, Rate
 from pfedafm_jax.training import Batch, ClientData, cross_entropy, mean_over, sgd, train
 
 
 @dataclass(frozen=True)
 class FD(Method):
-    """Its settings are `Config.fd`; the server holds the table of rows and which of them were ever sent.
+    """The server holds the table of rows and which of them were ever sent.
 
     To leave a client out, the server also holds each row's weight W and how often it was renewed, and the client what it
     sent last, with which weight and into which renewal.
@@ -31,13 +33,24 @@ class FD(Method):
     name = "fd"
     title = "FD"
 
-    @property
-    def own(self):
-        return self.config.fd
+    @dataclass(frozen=True)
+    class Settings(MethodSettings):
+        """Settings of FD's own."""
+
+        gamma: Rate = 1.0
+        """Weight of the distillation term (γ)."""
+        outputs: Literal["softmax", "logits"] = "softmax"
+        """What clients average for each class: probabilities, or logits, which become probabilities when they are used."""
+        temperature: Positive = 1.0
+        """Logits are divided by it before the softmax that makes the targets (τ)."""
+        leave_one_out: bool = False
+        """A client receives rows without its own part in them (the first paper on FD); a row that is all its own is masked."""
+        whole_table: bool = False
+        """Count the whole table as received, not only the rows of a client's own classes."""
 
     def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
         model = init_private_model(key, architecture)
-        return {**model, "sent": self.nothing_sent()} if self.own.leave_one_out else model
+        return {**model, "sent": self.nothing_sent()} if self.settings.leave_one_out else model
 
     def nothing_sent(self) -> dict[str, jax.Array]:
         classes = self.shared.num_classes
@@ -50,22 +63,26 @@ class FD(Method):
     def init_server(self, key: jax.Array) -> Server:
         classes = self.shared.num_classes
         server = {"class_scores": jnp.zeros((classes, classes)), "class_known": jnp.zeros((classes,))}
-        if self.own.leave_one_out:
+        if self.settings.leave_one_out:
             server |= {"class_weight": jnp.zeros((classes,)), "class_renewal": jnp.zeros((classes,))}
         return server
 
     def outputs(self, logits: jax.Array) -> jax.Array:
         """What is averaged for each class: probabilities, or logits."""
-        return jax.nn.softmax(logits / self.own.temperature) if self.own.outputs == "softmax" else logits
+        return jax.nn.softmax(logits / self.settings.temperature) if self.settings.outputs == "softmax" else logits
 
     def targets(self, class_scores: jax.Array) -> jax.Array:
         """The table as probabilities `[classes, classes]`, whichever was averaged."""
-        return class_scores if self.own.outputs == "softmax" else jax.nn.softmax(class_scores / self.own.temperature)
+        return (
+            class_scores
+            if self.settings.outputs == "softmax"
+            else jax.nn.softmax(class_scores / self.settings.temperature)
+        )
 
     def received(self, client: Client, server: Server) -> tuple[jax.Array, jax.Array]:
         """The rows a client is sent, and which of them hold something."""
         scores, known = server["class_scores"], server["class_known"]
-        if not self.own.leave_one_out:
+        if not self.settings.leave_one_out:
             return scores, known
         sent = client["sent"]
         own = jnp.where(sent["renewal"] == server["class_renewal"], sent["weight"], 0.0)
@@ -89,7 +106,7 @@ class FD(Method):
         def loss(params: Tree, batch: Batch) -> jax.Array:
             logits = private_logits(architecture, params, batch.images)
             distillation = known[batch.labels] * soft_cross_entropy(logits, targets[batch.labels])
-            return cross_entropy(logits, batch.labels, batch.weights) + self.own.gamma * mean_over(
+            return cross_entropy(logits, batch.labels, batch.weights) + self.settings.gamma * mean_over(
                 distillation, batch.weights
             )
 
@@ -102,7 +119,7 @@ class FD(Method):
         upload = {"class_scores": rows, "class_known": jnp.ones_like(counts)}
         weights = dict.fromkeys(upload, class_weights(self.config, counts, weight))
         kept: Client = trained.params
-        if self.own.leave_one_out:
+        if self.settings.leave_one_out:
             mine = weights["class_scores"]
             new = {"rows": rows, "weight": mine, "renewal": server["class_renewal"] + 1.0}
             keep = {name: (mine > 0) if leaf.ndim == 1 else (mine > 0)[:, None] for name, leaf in new.items()}
@@ -111,7 +128,7 @@ class FD(Method):
         return Update(kept, upload, weights, {"loss": trained.loss})
 
     def server_update(self, server: Server, averaged: dict[str, Tree]) -> Server:
-        if not self.own.leave_one_out:
+        if not self.settings.leave_one_out:
             return {**server, **averaged}
         renewed = averaged["class_weight"] > 0
         weight = jnp.where(renewed, averaged["class_weight"], server["class_weight"])
@@ -125,6 +142,6 @@ class FD(Method):
 
     def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
         classes = architecture.num_classes
-        received = classes if self.own.whole_table else num_classes_seen
+        received = classes if self.settings.whole_table else num_classes_seen
         passes = 3 * self.config.local_epochs + 1  # the last is the clean pass
         return Cost(num_classes_seen * classes, received * classes, 2.0 * passes * architecture.macs * num_train)

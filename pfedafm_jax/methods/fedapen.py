@@ -9,9 +9,11 @@ no trained model to weigh yet and keeps the start value.
 """
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Ge, Gt, Le, Lt
 from jax import lax
 
 from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
@@ -19,6 +21,7 @@ from pfedafm_jax.methods.fml import init_shared_model, shared_logits
 from pfedafm_jax.methods.losses import kl_divergence
 from pfedafm_jax.methods.standalone import init_private_model, private_logits, private_model
 from pfedafm_jax.models import Architecture
+from pfedafm_jax.settings import MethodSettings, Rate, Share
 from pfedafm_jax.training import Batch, ClientData, cross_entropy, epoch_order, extract_all, partitioned, sgd, train
 
 LAMBDA_BATCH = 64
@@ -62,17 +65,26 @@ def split_adaptability(seed: int, fraction: float, data: ClientData) -> tuple[Cl
 
 @dataclass(frozen=True)
 class FedAPEN(Method):
-    """Its settings are `Config.fedapen`; a client keeps its λ as `ensemble_weight`."""
+    """A client keeps its λ as `ensemble_weight`."""
 
     name = "fedapen"
     title = "FedAPEN"
 
-    @property
-    def own(self):
-        return self.config.fedapen
+    @dataclass(frozen=True)
+    class Settings(MethodSettings):
+        """Settings of FedAPEN's own."""
+
+        lambda_start: Share = 0.5
+        """Weight of the private model in the ensemble at the start (λ)."""
+        lambda_learning_rate: Rate = 1e-3
+        """Learning rate of λ."""
+        lambda_epochs: Annotated[int, Ge(0), Le(1_000_000)] = 10
+        """Epochs over the adaptability set when a client receives a new shared model."""
+        adaptability_fraction: Annotated[float, Gt(0), Lt(1)] = 0.05
+        """Part of a client's training data that λ is learned on and the models are not."""
 
     def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
-        weight = {"ensemble_weight": jnp.float32(self.own.lambda_start), "visited": jnp.float32(0)}
+        weight = {"ensemble_weight": jnp.float32(self.settings.lambda_start), "visited": jnp.float32(0)}
         return {**init_private_model(key, architecture), **weight}
 
     def init_server(self, key: jax.Array) -> Server:
@@ -82,13 +94,13 @@ class FedAPEN(Method):
         self, key: jax.Array, architecture: Architecture, client: Client, server: Server, data: ClientData
     ) -> jax.Array:
         """λ after learning on the adaptability set `data`, with both models frozen."""
-        most = max(1, round(self.own.adaptability_fraction * data.train.shape[0]))
+        most = max(1, round(self.settings.adaptability_fraction * data.train.shape[0]))
         size = min(LAMBDA_BATCH, most)
         how = replace(
             self.how,
             batch_size=size,
             rest_size=size,
-            local_epochs=self.own.lambda_epochs,
+            local_epochs=self.settings.lambda_epochs,
             momentum=0.0,
             flip=False,
             erase=False,
@@ -103,7 +115,7 @@ class FedAPEN(Method):
             both = ensemble(weight, private[batch.positions], shared[batch.positions])
             return cross_entropy(both, batch.labels, batch.weights)
 
-        optimizer = sgd(how, learning_rate=self.own.lambda_learning_rate, weight_decay=0.0, clip=False)
+        optimizer = sgd(how, learning_rate=self.settings.lambda_learning_rate, weight_decay=0.0, clip=False)
         start = client["ensemble_weight"]
         return train(how, key, start, loss, data, optimizer, project=lambda weight: jnp.clip(weight, 0.0, 1.0)).params
 
@@ -116,7 +128,7 @@ class FedAPEN(Method):
         data: ClientData,
         weight: jax.Array,
     ) -> Update:
-        apart, rest = split_adaptability(self.config.seed, self.own.adaptability_fraction, data)
+        apart, rest = split_adaptability(self.config.seed, self.settings.adaptability_fraction, data)
         learned = self.learn_weight(jax.random.fold_in(key, 2), architecture, client, server, apart)
         ensemble_weight = jnp.where(client["visited"] > 0, learned, client["ensemble_weight"])
 
@@ -148,6 +160,6 @@ class FedAPEN(Method):
 
     def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
         both = architecture.macs + self.shared.macs
-        apart = min(max(1, round(self.own.adaptability_fraction * num_train)), max(num_train - 1, 0))
-        macs = 3 * both * (num_train - apart) * self.config.local_epochs + both * apart * self.own.lambda_epochs
+        apart = min(max(1, round(self.settings.adaptability_fraction * num_train)), max(num_train - 1, 0))
+        macs = 3 * both * (num_train - apart) * self.config.local_epochs + both * apart * self.settings.lambda_epochs
         return Cost(self.shared.params, self.shared.params, 2.0 * macs)

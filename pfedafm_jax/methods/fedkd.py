@@ -12,17 +12,19 @@ reach the share T(t) of the total, which rises from T_start to T_end over the ro
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Gt, Le
 from jax import lax
 
-from pfedafm_jax import config as settings
 from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
 from pfedafm_jax.methods.fml import init_shared_model, shared_logits
 from pfedafm_jax.methods.losses import kl_divergence, squared_distance
 from pfedafm_jax.methods.standalone import init_private_model, private_logits, private_model
 from pfedafm_jax.models import Architecture
+from pfedafm_jax.settings import MethodSettings, Rate
 from pfedafm_jax.training import Batch, ClientData, cross_entropy, mean_over, partitioned, sgd, train
 
 # ---------------------------------------------------------------------------------------------- what travels
@@ -75,7 +77,7 @@ def send(coding: str, known: Tree, model: Tree, energy: jax.Array) -> tuple[Tree
 
 
 def distillation_loss(
-    own: settings.FedKD,
+    own: "FedKD.Settings",
     private: tuple[jax.Array, jax.Array],
     shared: tuple[jax.Array, jax.Array],
     labels: jax.Array,
@@ -100,7 +102,7 @@ def distillation_loss(
 
 @dataclass(frozen=True)
 class FedKD(Method):
-    """Its settings are `Config.fedkd`.
+    """A private mentor and a shared mentee.
 
     Server state: the mentee as every client can reconstruct it, the round, and the floats of the last broadcast and of
     all broadcasts. The counts are whole numbers that may wrap around; only differences are used.
@@ -109,9 +111,26 @@ class FedKD(Method):
     name = "fedkd"
     title = "FedKD"
 
-    @property
-    def own(self):
-        return self.config.fedkd
+    @dataclass(frozen=True)
+    class Settings(MethodSettings):
+        """Settings of FedKD's own."""
+
+        coding: Literal["update", "weight", "none"] = "update"
+        """What is sent as a truncated SVD: updates of the shared model (the paper), its weights (HtFLlib), or nothing."""
+        t_start: Annotated[float, Gt(0), Le(1)] = 0.95
+        """Share of the squared singular values that coding keeps at the start (T_start)."""
+        t_end: Annotated[float, Gt(0), Le(1)] = 0.98
+        """The same in the last round (T_end)."""
+        kl: Literal["batch_mean", "element_mean"] = "batch_mean"
+        """The divergence itself, or divided by the number of classes (the authors' code, HtFLlib)."""
+        detach_targets: bool = False
+        """The teacher's outputs and representations are constants."""
+        detach_denominator: bool = True
+        """The cross-entropies that divide the distillation terms are constants; the authors' code trains through them."""
+        denominator_floor: Rate = 1e-2
+        """Their sum is taken to be at least this."""
+        mentee_learning_rate: Rate | None = None
+        """Learning rate of the shared model; none: that of all networks."""
 
     def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
         size = architecture.feature_size
@@ -127,7 +146,7 @@ class FedKD(Method):
     def energy(self, server: Server) -> jax.Array:
         """T(t), the share of the squared singular values that coding must keep in this round."""
         progress = jnp.minimum((1.0 + server["round"]) / self.config.rounds, 1.0)
-        return self.own.t_start + (self.own.t_end - self.own.t_start) * progress
+        return self.settings.t_start + (self.settings.t_end - self.settings.t_start) * progress
 
     def floats_down(self, client: Client, server: Server) -> jax.Array:
         """What the client had to receive: the whole model at its first visit, coded broadcasts later.
@@ -136,10 +155,10 @@ class FedKD(Method):
         that is less.
         """
         whole = jnp.uint32(self.shared.params)
-        if self.own.coding == "none":
+        if self.settings.coding == "none":
             return whole
         coded = server["floats_last"]
-        if self.own.coding == "update":
+        if self.settings.coding == "update":
             coded = server["floats_sent"] - client["floats_received"]
         return jnp.where((client["visited"] > 0) & (coded < whole), coded, whole)
 
@@ -152,7 +171,7 @@ class FedKD(Method):
         data: ClientData,
         weight: jax.Array,
     ) -> Update:
-        own, how = self.own, self.how
+        own, how = self.settings, self.how
 
         def loss(params: Tree, batch: Batch) -> jax.Array:
             model, shared = params["model"], params["shared_model"]
@@ -184,7 +203,7 @@ class FedKD(Method):
 
     def server_update(self, server: Server, averaged: dict[str, Tree]) -> Server:
         known = server["shared_model"]
-        shared_model, floats = send(self.own.coding, known, averaged["shared_model"], self.energy(server))
+        shared_model, floats = send(self.settings.coding, known, averaged["shared_model"], self.energy(server))
         return {
             "shared_model": shared_model,
             "round": server["round"] + 1.0,

@@ -6,6 +6,7 @@ header or by the nearest prototype; both are recorded.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
 from pfedafm_jax.methods.losses import class_means, class_weights, squared_distance
 from pfedafm_jax.methods.standalone import init_private_model, private_model
 from pfedafm_jax.models import Architecture
+from pfedafm_jax.settings import MethodSettings, Rate
 from pfedafm_jax.training import Batch, ClientData, cross_entropy, mean_over, sgd, train
 
 
@@ -26,14 +28,21 @@ def nearest_prototype(features: jax.Array, prototypes: jax.Array, known: jax.Arr
 
 @dataclass(frozen=True)
 class FedProto(Method):
-    """Its settings are `Config.fedproto`; the server holds the prototypes and which of them were ever sent."""
+    """The server holds the prototypes and which of them were ever sent."""
 
     name = "fedproto"
     title = "FedProto"
 
-    @property
-    def own(self):
-        return self.config.fedproto
+    @dataclass(frozen=True)
+    class Settings(MethodSettings):
+        """Settings of FedProto's own."""
+
+        lambda_mse: Rate = 1.0
+        """Weight of the squared distance to the prototypes, a mean over features (λ)."""
+        judged: Literal["header", "prototype"] = "header"
+        """What the method is judged by: the client's header or the nearest prototype; both are recorded."""
+        whole_table: bool = False
+        """Count all prototypes as received, not only those of a client's own classes (always so where they are judged by)."""
 
     def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
         return init_private_model(key, architecture)
@@ -57,7 +66,7 @@ class FedProto(Method):
             features = architecture.extract(params["local_extractor"], batch.images)
             logits = architecture.classify(params["header"], features)
             distance = known[batch.labels] * squared_distance(features, prototypes[batch.labels])
-            return cross_entropy(logits, batch.labels, batch.weights) + self.own.lambda_mse * mean_over(
+            return cross_entropy(logits, batch.labels, batch.weights) + self.settings.lambda_mse * mean_over(
                 distance, batch.weights
             )
 
@@ -79,11 +88,11 @@ class FedProto(Method):
         scores = nearest_prototype(features, server["prototypes"], server["prototype_known"])
         scores = jnp.where(jnp.any(server["prototype_known"] > 0), scores, logits)  # before the first upload
         both = {"header": logits, "prototype": scores}
-        return {name: both[name] for name in sorted(both, key=lambda name: name != self.own.judged)}
+        return {name: both[name] for name in sorted(both, key=lambda name: name != self.settings.judged)}
 
     def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
         # The loss needs prototypes of the client's own classes; judging by the nearest one needs all of them.
-        whole = self.own.whole_table or self.own.judged == "prototype"
+        whole = self.settings.whole_table or self.settings.judged == "prototype"
         received = architecture.num_classes if whole else num_classes_seen
         passes = 3 * self.config.local_epochs + 1  # the last is the clean pass
         width = architecture.feature_size

@@ -16,15 +16,23 @@ from jax import lax
 from pfedafm_jax.methods.base import Client, Cost, Server, Tree, Update
 from pfedafm_jax.methods.fedper import FedPer
 from pfedafm_jax.models import Architecture
+from pfedafm_jax.settings import Epochs, MethodSettings
 from pfedafm_jax.training import Batch, ClientData, Trained, cross_entropy, extract_all, sgd, train
 
 
 @dataclass(frozen=True)
 class FedRep(FedPer):
-    """Its settings are `Config.fedrep`."""
+    """The header is trained first and alone, then the extractor."""
 
     name = "fedrep"
     title = "FedRep"
+
+    @dataclass(frozen=True)
+    class Settings(MethodSettings):
+        """Settings of FedRep's own."""
+
+        head_epochs: Epochs = 10
+        """Epochs of the header alone, before the local epochs of the extractor."""
 
     def client_update(
         self,
@@ -44,7 +52,7 @@ class FedRep(FedPer):
 
     def train_header(self, key: jax.Array, header: Tree, shared_extractor: Tree, data: ClientData) -> Trained:
         """Phase 1."""
-        how = replace(self.how, local_epochs=self.config.fedrep.head_epochs)
+        how = replace(self.how, local_epochs=self.settings.head_epochs)
         extract = partial(self.shared.extract, shared_extractor)
         # Frozen, and on images that do not change, the features are the same in every epoch: compute them once.
         table = None if how.augments else extract_all(how, extract, data)
@@ -68,5 +76,5 @@ class FedRep(FedPer):
     def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
         floats, shared = self.shared.extractor_params, self.shared
         # Phase 1 is one pass of the extractor and 3 of the header, phase 2 is 3 of both.
-        head = self.config.fedrep.head_epochs * (shared.extractor_macs + 3 * shared.header_macs)
+        head = self.settings.head_epochs * (shared.extractor_macs + 3 * shared.header_macs)
         return Cost(floats, floats, 2.0 * (head + 3 * shared.macs * self.config.local_epochs) * num_train)

@@ -9,15 +9,16 @@ what travels; the private one is what is judged.
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import jax
 from jax import lax
 
-from pfedafm_jax import config as settings
 from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
 from pfedafm_jax.methods.losses import kl_divergence
 from pfedafm_jax.methods.standalone import init_private_model, private_logits, private_model
 from pfedafm_jax.models import Architecture
+from pfedafm_jax.settings import MethodSettings, Share
 from pfedafm_jax.training import Batch, ClientData, cross_entropy, partitioned, sgd, train
 
 
@@ -33,7 +34,7 @@ def shared_logits(shared: Architecture, model: dict[str, Tree], images: jax.Arra
 
 
 def mutual_loss(
-    own: settings.FML, private: jax.Array, shared: jax.Array, labels: jax.Array, weights: jax.Array
+    own: "FML.Settings", private: jax.Array, shared: jax.Array, labels: jax.Array, weights: jax.Array
 ) -> jax.Array:
     """L_F + L_G from the logits of both models; with detached targets each model gets the gradient of its own loss."""
     target = lax.stop_gradient if own.detach_targets else (lambda logits: logits)
@@ -45,10 +46,23 @@ def mutual_loss(
 
 @dataclass(frozen=True)
 class FML(Method):
-    """Its settings are `Config.fml`."""
+    """A private and a shared model that distil into each other."""
 
     name = "fml"
     title = "FML"
+
+    @dataclass(frozen=True)
+    class Settings(MethodSettings):
+        """Settings of FML's own."""
+
+        alpha: Share = 0.5
+        """Weight of the private model's cross-entropy; 1 - α is that of its distillation."""
+        beta: Share = 0.5
+        """Weight of the shared model's cross-entropy; 1 - β is that of its distillation."""
+        kl: Literal["batch_mean", "element_mean"] = "batch_mean"
+        """The divergence itself, or divided by the number of classes (PyTorch's default, HtFLlib)."""
+        detach_targets: bool = True
+        """The teacher's output is a constant; without it each model gets the gradient of both losses (HtFLlib)."""
 
     def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
         return init_private_model(key, architecture)
@@ -68,7 +82,7 @@ class FML(Method):
         def loss(params: Tree, batch: Batch) -> jax.Array:
             private = private_logits(architecture, params["model"], batch.images)
             shared = shared_logits(self.shared, params["shared_model"], batch.images)
-            return mutual_loss(self.config.fml, private, shared, batch.labels, batch.weights)
+            return mutual_loss(self.settings, private, shared, batch.labels, batch.weights)
 
         params = {"model": private_model(client), "shared_model": server["shared_model"]}
         optimizer = partitioned({"model": sgd(self.how), "shared_model": sgd(self.how)})

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import jax
 
-from pfedafm_jax.config import bad
 from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
 from pfedafm_jax.methods.standalone import init_private_model, private_logits, private_model
 from pfedafm_jax.models import Architecture, describe
+from pfedafm_jax.settings import MethodSettings, bad
 from pfedafm_jax.training import Batch, ClientData, cross_entropy, sgd, train
 
 
@@ -31,14 +31,26 @@ def put_layers(model: dict[str, Tree], layers: dict[str, Tree]) -> dict[str, Tre
 
 @dataclass(frozen=True)
 class LGFedAvg(Method):
-    """Its settings are `Config.lg_fedavg`; the server holds the shared layers by name."""
+    """The server holds the shared layers by name."""
 
     name = "lg_fedavg"
     title = "LG-FedAvg"
 
+    @dataclass(frozen=True)
+    class Settings(MethodSettings):
+        """Settings of LG-FedAvg's own."""
+
+        shared_layers: tuple[str, ...] = ("header",)
+        """What clients share: header, or layers of the extractor by name (conv1, conv2, fc1, fc2), where all architectures have them in one shape."""
+
+        def __post_init__(self):
+            layers = self.shared_layers
+            if isinstance(layers, tuple) and (not layers or len(set(layers)) < len(layers)):
+                raise bad("lg_fedavg.shared_layers", layers, "one or more names, each once")
+
     @property
     def layers(self) -> tuple[str, ...]:
-        return self.config.lg_fedavg.shared_layers
+        return self.settings.shared_layers
 
     def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
         return init_private_model(key, architecture)

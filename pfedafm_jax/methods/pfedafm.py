@@ -10,6 +10,7 @@ participants of all architectures go through it together.
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jax import lax
 
 from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
 from pfedafm_jax.models import Architecture
+from pfedafm_jax.settings import MethodSettings, Rate, Share
 from pfedafm_jax.training import Batch, ClientData, Trained, cross_entropy, extract_all, partitioned, sgd, train
 
 
@@ -33,52 +35,74 @@ def mix_features(mix: jax.Array, shared: jax.Array, local: jax.Array) -> jax.Arr
 
 @dataclass(frozen=True)
 class PFedAFM(Method):
-    """The method of the paper; its settings are `Config.pfedafm`."""
+    """The method of the paper."""
 
     name = "pfedafm"
     title = "pFedAFM"
 
-    @property
-    def own(self):
-        return self.config.pfedafm
+    @dataclass(frozen=True)
+    class Settings(MethodSettings):
+        """Settings of pFedAFM's own; the last five reproduce what the released code does instead of the paper."""
+
+        mix_learning_rate: Rate = 1.0
+        """Learning rate of the mix vector (the paper's η_α; it tries 0.001, 0.01, 0.1 and 1)."""
+        mix_project: bool = True
+        """Keep the mix vector in [0, 1] after every step."""
+        mix_scalar: bool = False
+        """Ablation: one mix weight for all features instead of one for each."""
+        mix_fixed: Share | None = None
+        """Ablation: hold the mix vector at this value instead of training it."""
+        training: Literal["iterative", "end_to_end"] = "iterative"
+        """Two phases (the paper), or everything at once (its ablation)."""
+        mix_weight_decay: Rate = 0.0
+        """Released code: weight decay on the mix vector (1e-3 there)."""
+        mix_relay: bool = False
+        """Released code: one mix vector handed from client to client instead of one each."""
+        leak_momentum: bool = False
+        """Released code: momentum of the shared extractor and the mix vector carried from client to client."""
+        send_header: bool = False
+        """Released code: an untrained header travels with the shared extractor (counted as traffic)."""
 
     @property
     def sequential(self) -> bool:
-        return self.own.mix_relay or self.own.leak_momentum
+        return self.settings.mix_relay or self.settings.leak_momentum
 
     def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
         extractor_key, header_key = jax.random.split(key)
-        start = 1.0 if self.own.mix_fixed is None else self.own.mix_fixed
+        start = 1.0 if self.settings.mix_fixed is None else self.settings.mix_fixed
         return {
             "local_extractor": architecture.init_extractor(extractor_key),
             "header": architecture.init_header(header_key),
-            "mix": jnp.full((1 if self.own.mix_scalar else architecture.feature_size,), start, jnp.float32),
-            **({"visited": jnp.float32(0)} if self.own.mix_relay else {}),
+            "mix": jnp.full((1 if self.settings.mix_scalar else architecture.feature_size,), start, jnp.float32),
+            **({"visited": jnp.float32(0)} if self.settings.mix_relay else {}),
         }
 
     def init_server(self, key: jax.Array) -> Server:
         server: Server = {"shared_extractor": self.shared.init_extractor(key)}
         if self.sequential:
-            mix = jnp.ones((1 if self.own.mix_scalar else self.shared.feature_size,))
+            mix = jnp.ones((1 if self.settings.mix_scalar else self.shared.feature_size,))
             shared_state = sgd(self.how).init(server["shared_extractor"])
             server["relay"] = {"mix": mix, "mix_state": self.mix_optimizer.init(mix), "shared_state": shared_state}
         return server
 
     @property
     def mix_optimizer(self) -> optax.GradientTransformation:
-        if self.own.mix_fixed is not None:
+        if self.settings.mix_fixed is not None:
             return optax.set_to_zero()
         return sgd(
-            self.how, learning_rate=self.own.mix_learning_rate, weight_decay=self.own.mix_weight_decay, clip=False
+            self.how,
+            learning_rate=self.settings.mix_learning_rate,
+            weight_decay=self.settings.mix_weight_decay,
+            clip=False,
         )
 
     def project(self, params: dict[str, Tree]) -> dict[str, Tree]:
         """Keeps the mix vector in [0, 1]."""
-        return {**params, "mix": jnp.clip(params["mix"], 0.0, 1.0)} if self.own.mix_project else params
+        return {**params, "mix": jnp.clip(params["mix"], 0.0, 1.0)} if self.settings.mix_project else params
 
     @property
     def shared_parts(self) -> tuple[str, ...]:
-        return () if self.own.training == "end_to_end" else ("header",)
+        return () if self.settings.training == "end_to_end" else ("header",)
 
     def client_update(
         self,
@@ -90,11 +114,11 @@ class PFedAFM(Method):
         weight: jax.Array,
     ) -> Update:
         key, relay = jax.random.fold_in(key, 1), server.get("relay", {})
-        if self.own.mix_relay:  # released code: take what the last client left, or its start at the first visit
+        if self.settings.mix_relay:  # released code: take what the last client left, or its start at the first visit
             mix = jnp.where(client["visited"] > 0, relay["mix"], client["mix"])
             client = {**client, "mix": mix, "visited": jnp.ones_like(client["visited"])}
-        mix_state = relay["mix_state"] if self.own.leak_momentum else None
-        train_model = train_end_to_end if self.own.training == "end_to_end" else train_local_model
+        mix_state = relay["mix_state"] if self.settings.leak_momentum else None
+        train_model = train_end_to_end if self.settings.training == "end_to_end" else train_local_model
         trained = train_model(self, architecture, key, client, server["shared_extractor"], data, mix_state)
         client = {**client, **trained.params["model"], "mix": trained.params["mix"]}
         upload = {name: trained.params[name] for name in ("shared_extractor",) if name in trained.params}
@@ -107,7 +131,7 @@ class PFedAFM(Method):
     def shared_update(
         self, key: jax.Array, client: Client, server: Server, data: ClientData, weight: jax.Array
     ) -> Update:
-        state = server["relay"]["shared_state"] if self.own.leak_momentum else None
+        state = server["relay"]["shared_state"] if self.settings.leak_momentum else None
         key = jax.random.fold_in(key, 2)
         trained = train_shared_extractor(self, key, client["header"], server["shared_extractor"], data, state)
         left = {"shared_state": trained.optimizer_state} if self.sequential else {}
@@ -127,11 +151,11 @@ class PFedAFM(Method):
         }
 
     def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
-        floats = self.shared.extractor_params + (self.shared.header_params if self.own.send_header else 0)
+        floats = self.shared.extractor_params + (self.shared.header_params if self.settings.send_header else 0)
         forward, shared = architecture.macs, self.shared.extractor_macs + architecture.header_macs
         # Phase 1 is 3 passes of the local model and one of the shared extractor; phase 2 is 3 of the small model.
         macs = 3 * forward + self.shared.extractor_macs + 3 * shared
-        if self.own.training == "end_to_end":
+        if self.settings.training == "end_to_end":
             macs = 3 * forward + 3 * self.shared.extractor_macs
         return Cost(floats, floats, 2.0 * macs * num_train * self.config.local_epochs)
 

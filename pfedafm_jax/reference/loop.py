@@ -208,7 +208,7 @@ def network_step(
 ) -> tuple[Tree, Tree]:
     """One step of a network: clip, then SGD with the run's settings."""
     gradient = clipped(gradient, config.clip_norm)
-    learning_rate = config.learning_rate if learning_rate is None else learning_rate
+    learning_rate = config.rate if learning_rate is None else learning_rate
     return sgd(params, gradient, velocity, learning_rate, config.momentum, config.weight_decay)
 
 

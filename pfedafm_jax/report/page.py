@@ -60,10 +60,10 @@ def _side_by_side(runs: Sequence[Labelled]) -> list[object]:
     if any(run.records for _, run in runs):
         parts.append(pictures.curves([(f"{number} {run.method}", run) for number, (_, run) in enumerate(runs, 1)]))
     flat = [settings_of(run.config) for _, run in runs]
-    names = [name for name in flat[0] if any(other[name] != flat[0][name] for other in flat)]
+    names = [name for name in flat[0] if any(other.get(name) != flat[0][name] for other in flat)]
     parts.append(element("h3", "Where their settings differ"))
     if names:
-        rows = [(element("code", name), *(_said(settings[name]) for settings in flat)) for name in names]
+        rows = [(element("code", name), *(_said(settings.get(name)) for settings in flat)) for name in names]
         parts.append(table(["setting", *(label for label, _ in runs)], rows, words=True))
     else:
         parts.append(element("p", "Nowhere: all settings are the same."))
@@ -121,7 +121,7 @@ def _one(run: Run, data_dir: str | None) -> list[object]:
     about = (
         f"{config.num_clients} clients, {config.num_participants} a round; "
         f"{len(run.records)} of {config.rounds} rounds, E = {config.local_epochs}, batch {config.batch_size}, "
-        f"learning rate {config.learning_rate:g}, seed {config.seed}"
+        f"learning rate {config.rate:g}, seed {config.seed}"
     )
     parts: list[object] = [element("p", about, class_="soft"), *_warnings(run)]
     if run.records:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from pfedafm_jax.config import Config, updated
+from pfedafm_jax.config import METHOD_SETTINGS, Config, updated
 from pfedafm_jax.costs import TARGET_ACCURACY, to_target
 from pfedafm_jax.data import Partition
 from pfedafm_jax.errors import PfedafmError
@@ -167,9 +167,11 @@ def _config(path: Path, about: dict[str, Any]) -> Config:
     if not isinstance(about.get("config"), dict):
         _damaged(path, "it has no settings")
     try:
-        config = updated(Config(), about["config"])
-        # Networks of one's own need not be registered where a report is made.
-        dataclasses.replace(config, architectures=("cnn1",), shared_extractor="cnn1").check()
+        known = {k: v for k, v in about["config"].items() if not isinstance(v, dict) or k in METHOD_SETTINGS}
+        config = updated(Config(), known)
+        # Networks and methods of one's own need not be registered where a report is made.
+        plain = {"architectures": ("cnn1",), "shared_extractor": "cnn1", "method": "pfedafm"}
+        dataclasses.replace(config, **plain).check()
         if not config.architectures or not all(isinstance(name, str) for name in config.architectures):
             _damaged(path, f"architectures = {config.architectures!r}")
     except (PfedafmError, TypeError) as error:

@@ -4,11 +4,9 @@ Every client's training data is cut once more and the models see the larger part
 test images, which belong to nobody here: no choice can have seen them.
 """
 
-import dataclasses
 import itertools
-import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,25 +179,3 @@ def heat_map(scores: Sequence[Score], title: str) -> Figure:
     axes.set(title=title, xlabel=names[0] if names else "", ylabel=names[1] if len(names) > 1 else "")
     figure.colorbar(picture, ax=axes, label="all clients, validation, %", shrink=0.9)
     return figure
-
-
-# ---------------------------------------------------------------------------------------------- a configuration file
-
-
-def toml(config: Config, comment: str) -> str:
-    """The settings that differ from the defaults, as a file for `--config`."""
-    lines, groups = [f"# {line}".rstrip() for line in comment.splitlines()] + [""], []
-    default = Config()
-    for setting in dataclasses.fields(config):
-        value, usual = getattr(config, setting.name), getattr(default, setting.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            own = _changed(dataclasses.asdict(value), dataclasses.asdict(usual))
-            groups += [f"\n[{setting.name}]", *own] if own else []
-        else:
-            lines += _changed({setting.name: value}, {setting.name: usual})
-    return "\n".join(lines + groups) + "\n"
-
-
-def _changed(values: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
-    found = {name: value for name, value in values.items() if value != usual[name] and value is not None}
-    return [f"{name} = {json.dumps(list(v) if isinstance(v, tuple) else v)}" for name, v in found.items()]

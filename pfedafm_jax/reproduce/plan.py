@@ -65,9 +65,9 @@ class Study:
         column = column or self.scale.columns[-1]
         name = f"{family}_{dataset}"
         config = updated(self.scale.settings(self.configs[name], column), changes)
-        config = dataclasses.replace(config.for_method(method), seed=seed, rounds=self.rounds or self.scale.rounds)
+        config = dataclasses.replace(config, method=method, seed=seed, rounds=self.rounds or self.scale.rounds)
         folder = self.base / f"{name}-n{column}{'-' if variation else ''}{variation}" / f"{method}-seed{seed}"
-        return Run(folder, config.check().check_split())
+        return Run(folder, config.check())
 
     def chosen(self, default: Sequence[str]) -> list[str]:
         """The methods of an item: those asked for, or its own."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import flax.linen as nn
 
-from pfedafm_jax.config import Config, paper_scale
+from pfedafm_jax.config import Config, paper_scale, updated
 from pfedafm_jax.models import extractor_names, linear, register_extractor
 from pfedafm_jax.reproduce import paper
 
@@ -55,23 +55,22 @@ def _smoke(config: Config, num_clients: int) -> Config:
     if MINIATURE not in extractor_names():
         register_extractor(MINIATURE, Miniature(hidden=24))
     many = config.dataset == "cifar100"
-    return dataclasses.replace(
-        config,
-        dataset="synthetic",
-        synthetic_samples=320,
-        synthetic_classes=20 if many else 10,
-        classes_per_client=4 if many else 2,
-        num_clients=num_clients,
-        participation=0.5,
-        architectures=(MINIATURE,),  # one for all, in Table 3 too: what is compiled once is found again in the cache
-        shared_extractor=MINIATURE,
-        feature_size=16,
-        local_epochs=2,
-        batch_size=4,  # so small that a short last batch needs no program of its own
-        learning_rate=0.05,
-        learning_rates=(),
-        devices=1,
-    )
+    small = {
+        "dataset": "synthetic",
+        "synthetic_samples": 320,
+        "synthetic_classes": 20 if many else 10,
+        "classes_per_client": 4 if many else 2,
+        "num_clients": num_clients,
+        "participation": 0.5,
+        "architectures": (MINIATURE,),  # one for all, in Table 3 too: what is compiled once is found again in the cache
+        "shared_extractor": MINIATURE,
+        "feature_size": 16,
+        "local_epochs": 2,
+        "batch_size": 4,  # so small that a short last batch needs no program of its own
+        "learning_rate": 0.05,
+        "devices": 1,
+    }
+    return updated(config, small)
 
 
 SCALES = {

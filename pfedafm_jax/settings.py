@@ -1,0 +1,211 @@
+"""What a setting is: a typed field of a frozen dataclass with its default, its range and its meaning.
+
+    rounds: Count = 40
+    \"\"\"Communication rounds, the paper's T.\"\"\"
+
+The type says what is accepted (ranges are `annotated_types`), the text below it is the help of the
+command line. `Config` and every method's `Settings` are read, checked and changed by what is here.
+"""
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import itertools
+import math
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from pfedafm_jax.errors import PfedafmError
+
+# Upper ends keep numbers within what 32-bit floats and the machine can hold.
+Rate = Annotated[float, Ge(0), Le(1e6)]
+Positive = Annotated[float, Ge(1e-30), Le(1e30)]
+Share = Annotated[float, Ge(0), Le(1)]
+Count = Annotated[int, Ge(1), Le(10_000_000)]
+Epochs = Annotated[int, Ge(1), Le(1_000_000)]
+
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True)
+class MethodSettings:
+    """Base of every method's `Settings`. Floats are numbers to tune; all else decides the structure."""
+
+    method: ClassVar[str] = ""  # whose settings these are; set where the method is defined
+
+    learning_rate: Rate | None = dataclasses.field(default=None, kw_only=True)
+    """Learning rate of the networks with this method; none: that of the run."""
+
+
+# ---------------------------------------------------------------------------------------------- errors
+
+
+def bad(setting: str, value: Any, accepted: str) -> PfedafmError:
+    """The error for a setting: which one, what it was, what is accepted."""
+    return PfedafmError(f"{setting} = {value!r} cannot be used; accepted: {accepted}")
+
+
+def suggestion(name: object, names: Iterable[str]) -> str:
+    """` (did you mean b?)`, or nothing where no name is near.
+
+    >>> suggestion("round", ["rounds", "seed"])
+    ' (did you mean rounds?)'
+    """
+    near = difflib.get_close_matches(str(name), list(names), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def known(name: object, names: Iterable[str]) -> str:
+    """`a, b, c (did you mean b?)`"""
+    names = list(names)
+    return ", ".join(names) + suggestion(name, names)
+
+
+# ---------------------------------------------------------------------------------------------- one setting
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One field as its declaration says."""
+
+    name: str
+    kind: type  # bool, int, float, str, or tuple of names
+    optional: bool  # whether None is accepted
+    choices: tuple[str, ...]  # of a Literal
+    limits: tuple[Any, ...]  # Ge, Gt, Le, Lt
+    default: Any
+    help: str
+
+    @property
+    def accepted(self) -> str:
+        """What may be given, in words: `a whole number from 1 to 10,000,000`."""
+        if self.choices:
+            return ", ".join(self.choices)
+        words = {
+            bool: "true or false",
+            int: "a whole number",
+            float: "a number",
+            str: "a text",
+            tuple: "a tuple of names",
+        }
+        return words[self.kind] + self._range() + (" or none" if self.optional else "")
+
+    def _range(self) -> str:
+        def shown(limit: Any) -> str:
+            value = getattr(limit, type(limit).__name__.lower())
+            return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+        low = [limit for limit in self.limits if isinstance(limit, Ge | Gt)]
+        high = [limit for limit in self.limits if isinstance(limit, Le | Lt)]
+        words = [f" {'from' if isinstance(limit, Ge) else 'above'} {shown(limit)}" for limit in low]
+        words += [f"{' to' if isinstance(limit, Le) else ', below'} {shown(limit)}" for limit in high]
+        return "".join(words)
+
+    def check(self, value: Any, prefix: str = "") -> None:
+        """Raises where a value is of another type, out of range or none of the choices."""
+        if not (value is None and self.optional) and not self._fits(value):
+            near = suggestion(value, self.choices) if isinstance(value, str) else ""
+            raise bad(prefix + self.name, value, self.accepted + near)
+
+    def _fits(self, value: Any) -> bool:
+        if self.kind is tuple:
+            return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+        kinds = (int, float) if self.kind is float else self.kind
+        if not isinstance(value, kinds) or (isinstance(value, bool) and self.kind is not bool):
+            return False
+        if isinstance(value, float) and not math.isfinite(value):
+            return False
+        return (not self.choices or value in self.choices) and all(value_in(limit, value) for limit in self.limits)
+
+    def read(self, text: str, prefix: str = "") -> Any:
+        """A value from the command line."""
+        if self.optional and text.lower() == "none":
+            return None
+        try:
+            return {"true": True, "false": False}[text.lower()] if self.kind is bool else self.kind(text)
+        except (ValueError, KeyError):
+            raise bad(prefix + self.name, text, self.accepted) from None
+
+
+def value_in(limit: Any, value: Any) -> bool:
+    """Whether a value keeps a limit."""
+    match limit:
+        case Ge(ge):
+            return value >= ge
+        case Gt(gt):
+            return value > gt
+        case Le(le):
+            return value <= le
+        case Lt(lt):
+            return value < lt
+    return True
+
+
+@cache
+def settings_of(kind: type) -> dict[str, Setting]:
+    """The settings of a class, by name, in the order of its fields; raises `TypeError` on a type that cannot be one."""
+    hints, texts, found = get_type_hints(kind, include_extras=True), _texts(kind), {}
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        if get_origin(hint) is tuple and get_args(hint) != (str, ...):
+            continue  # `Config.settings`, which is made of settings
+        members = [hint] if get_origin(hint) in (Annotated, Literal, tuple, None) else list(get_args(hint))
+        inner = [member for member in members if member is not type(None)]
+        limits: tuple[Any, ...] = ()
+        if len(inner) == 1 and get_origin(inner[0]) is Annotated:
+            inner[0], *rest = get_args(inner[0])
+            limits = tuple(limit for limit in rest if isinstance(limit, Ge | Gt | Le | Lt))
+        base = get_origin(inner[0]) or inner[0]
+        choices = get_args(inner[0]) if base is Literal else ()
+        base = str if choices else base
+        if len(inner) != 1 or base not in (bool, int, float, str, tuple) or field.default is dataclasses.MISSING:
+            raise TypeError(f"{field.name}: {hint}")
+        optional = type(None) in members
+        found[field.name] = Setting(
+            field.name, base, optional, choices, limits, field.default, texts.get(field.name, "")
+        )
+    return found
+
+
+def _texts(kind: type) -> dict[str, str]:
+    """The text below each field, of the class and of those it derives from."""
+    found: dict[str, str] = {}
+    for owner in reversed(kind.__mro__[:-1]):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
+        except (OSError, TypeError, SyntaxError):  # defined in a session or made by a call: no source to read
+            continue
+        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+        for field, after in itertools.pairwise(body):
+            match field, after:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    found[name] = " ".join(text.split())
+    return found
+
+
+# ---------------------------------------------------------------------------------------------- all of a class
+
+
+def check_settings(settings: Any, prefix: str = "") -> None:
+    """Raises `PfedafmError` on the first setting that is not of its type or out of its range."""
+    for name, setting in settings_of(type(settings)).items():
+        setting.check(getattr(settings, name), prefix)
+
+
+def changed(settings: Kind, values: Mapping[str, Any], prefix: str = "") -> Kind:
+    """`settings` with some of them changed; lists, as files have them, become tuples. Checks names only."""
+    names = list(settings_of(type(settings)))
+    for name in values:
+        if name not in names:
+            raise PfedafmError(f"unknown setting {prefix + str(name)}; known: {known(name, names)}")
+    new = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    try:
+        return dataclasses.replace(settings, **new)  # type: ignore[type-var]
+    except (ValueError, TypeError) as error:  # a `__post_init__` that checks for itself
+        raise bad(prefix.rstrip(".") or "settings", dict(values), str(error)) from error
