@@ -7,7 +7,7 @@ representation is FC2's output after ReLU, and the header is FC3.
 
 import difflib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,11 +15,11 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.extractors import MobileNetSmall, ResNetSmall
 from pfedafm_jax.initialisers import initialisers
+from pfedafm_jax.kernels import conv_pool
 
 Params = Any  # a pytree of arrays
 FEATURE_SIZE = 500
@@ -28,73 +28,8 @@ FEATURE_SIZE = 500
 # ---------------------------------------------------------------------------------------------- layers
 
 
-@jax.jit  # traced once for each shape, however many networks use it
-def fused_conv_pool(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-    """Convolution 5x5 (VALID), max-pool 2x2 and ReLU as one matrix product: `[b, h, w, c]` → `[b, h/2-2, w/2-2, out]`.
-
-    The four convolution outputs under one pooled pixel come from one 6x6 window, so one product of
-    `[windows, 36·c]` with `[36·c, 4·out]` gives them side by side. That is 1.44 times the multiplications of the plain
-    convolution, but far less memory traffic, a good matrix shape, and under vmap it stays a batched product, where
-    `lax.conv` would become a grouped convolution, whose gradient is slow on CPU and GPU alike. Height and width are even.
-    """
-    batch, height, width, channels = images.shape
-    outputs = kernel.shape[-1]
-    rows, columns = height // 2 - 2, width // 2 - 2
-    # Blocks of 2x2 pixels become channels; a 6x6 window is then 3x3 blocks: put three columns side by side, then three
-    # rows. The barriers keep XLA from computing a layer's output anew for each of these slices.
-    blocks = images.reshape(batch, height // 2, 2, width // 2, 2 * channels).transpose(0, 1, 3, 2, 4)
-    blocks = lax.optimization_barrier(blocks.reshape(batch, height // 2, width // 2, 4 * channels))
-    threes = jnp.concatenate([blocks[:, :, j : j + columns] for j in range(3)], axis=-1)
-    threes = lax.optimization_barrier(threes)
-    windows = jnp.concatenate([threes[:, i : i + rows] for i in range(3)], axis=-1)
-    windows = windows.reshape(batch * rows * columns, 36 * channels)
-    # The 5x5 kernel at each of the four offsets inside the 6x6 window, its rows in the order of the blocks.
-    shifted = [jnp.pad(kernel, ((i, 1 - i), (j, 1 - j), (0, 0), (0, 0))) for i in (0, 1) for j in (0, 1)]
-    expanded = jnp.stack(shifted, axis=-2).reshape(3, 2, 3, 2, channels, 4, outputs).transpose(0, 2, 1, 3, 4, 5, 6)
-    expanded = expanded.reshape(36 * channels, 4 * outputs)
-    scores = lax.optimization_barrier(lax.optimization_barrier(windows) @ expanded)
-    first, second, third, fourth = jnp.split(scores, 4, axis=-1)
-    pooled = jnp.maximum(jnp.maximum(first, second), jnp.maximum(third, fourth))
-    return nn.relu(pooled + bias[None, :]).reshape(batch, rows, columns, outputs)
-
-
-def plain_conv_pool(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-    """The same layer as written in the paper: convolution, ReLU, pooling. Slow under vmap; the truth for the fused form."""
-    scores = lax.conv_general_dilated(images, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    scores = nn.relu(scores + bias[None, None, None, :])
-    return lax.reduce_window(scores, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
-
-
-Layers = Sequence[tuple[jax.Array, jax.Array]]  # kernel and bias of each
-BLOCK = 16  # images whose 6x6 windows fit into the cache of a CPU core; it pays for batches of many blocks
-
-
-def conv_pools(images: jax.Array, layers: Layers, fused: bool = True) -> jax.Array:
-    """Layers of convolution, ReLU and pooling, one after another.
-
-    On a CPU a few images of a large batch go through all of them at a time, and the gradient computes them again: windows
-    that never leave the cache cost less than windows that are kept. Only the rounding of sums over images is another.
-    """
-
-    def through(images: jax.Array) -> jax.Array:
-        for number, (kernel, bias) in enumerate(layers, start=1):
-            even = images.shape[1] % 2 == 0 and images.shape[2] % 2 == 0
-            with jax.named_scope(f"conv{number}"):
-                images = (fused_conv_pool if fused and even else plain_conv_pool)(images, kernel, bias)
-        return images
-
-    batch = images.shape[0]
-    if not fused or batch < 8 * BLOCK or jax.default_backend() != "cpu":
-        return through(images)
-    whole = batch - batch % BLOCK
-    blocks = images[:whole].reshape(whole // BLOCK, BLOCK, *images.shape[1:])
-    outputs = lax.map(jax.checkpoint(through, prevent_cse=False), blocks)
-    outputs = outputs.reshape(whole, *outputs.shape[2:])
-    return outputs if whole == batch else jnp.concatenate([outputs, through(images[whole:])])
-
-
 class Convolution(nn.Module):
-    """Kernel `(5, 5, in, out)` and bias of a layer of `conv_pools`."""
+    """Kernel `(5, 5, in, out)` and bias of a layer of convolution, ReLU and pooling."""
 
     features: int
     initialisation: str = "torch"
@@ -118,13 +53,12 @@ class CNN(nn.Module):
     fc1: int
     features: int = FEATURE_SIZE
     initialisation: str = "torch"
-    fused: bool = True
 
     @nn.compact
     def __call__(self, images):
         conv1 = Convolution(16, self.initialisation, name="conv1")(images.shape[-1])
         conv2 = Convolution(self.conv2, self.initialisation, name="conv2")(16)
-        hidden = conv_pools(images, (conv1, conv2), self.fused)
+        hidden = conv_pool(conv_pool(images, *conv1), *conv2)
         hidden = hidden.reshape(hidden.shape[0], -1)
         hidden = nn.relu(linear(self.fc1, hidden, self.initialisation, "fc1"))
         return nn.relu(linear(self.features, hidden, self.initialisation, "fc2"))

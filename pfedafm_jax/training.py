@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from pfedafm_jax import kernels
 from pfedafm_jax.config import Config
 from pfedafm_jax.data.augment import augment, normalise
 
@@ -141,32 +142,55 @@ def longest_of(how: LocalTraining, value: jax.Array) -> jax.Array:
 # ---------------------------------------------------------------------------------------------- SGD
 
 
-def sgd(
-    how: LocalTraining, *, learning_rate: float | None = None, weight_decay: float | None = None, clip: bool = True
-):
-    """SGD in PyTorch's order: clip, add decay, momentum, step."""
-    learning_rate = how.learning_rate if learning_rate is None else learning_rate
-    weight_decay = how.weight_decay if weight_decay is None else weight_decay
-    return optax.chain(
-        optax.clip_by_global_norm(how.clip_norm) if clip else optax.identity(),
-        optax.add_decayed_weights(weight_decay) if weight_decay else optax.identity(),
-        optax.trace(how.momentum) if how.momentum else optax.identity(),
-        optax.scale(-learning_rate),
-    )
+class SGD(NamedTuple):
+    """SGD in PyTorch's order: clip, add decay, momentum, step. Its numbers may be traced."""
+
+    learning_rate: jax.typing.ArrayLike
+    momentum: jax.typing.ArrayLike
+    weight_decay: jax.typing.ArrayLike
+    clip_norm: jax.typing.ArrayLike  # infinity: no clipping
+
+    def init(self, params: Tree) -> Tree:
+        """The state before the first step: momenta of zero."""
+        return jax.tree.map(jnp.zeros_like, params)
+
+    def step(self, params: Tree, state: Tree, gradient: Tree, active: jax.typing.ArrayLike = True):
+        """New params and state; where `active` is False, the old ones."""
+        return kernels.sgd(
+            params,
+            state,
+            gradient,
+            learning_rate=self.learning_rate,
+            momentum=self.momentum,
+            decay=self.weight_decay,
+            clip_norm=self.clip_norm,
+            active=active,
+        )
 
 
-def partitioned(transforms: dict[str, optax.GradientTransformation]) -> optax.GradientTransformation:
+class Partitioned(NamedTuple):
     """One optimizer for each top-level part of the trained tree, with its own clipping; its state is keyed likewise."""
 
-    def init(params):
-        return {name: transform.init(params[name]) for name, transform in transforms.items()}
+    parts: dict[str, SGD]
 
-    def update(updates, state, params=None):
-        params = params or {}
-        both = {name: t.update(updates[name], state[name], params.get(name)) for name, t in transforms.items()}
-        return {name: pair[0] for name, pair in both.items()}, {name: pair[1] for name, pair in both.items()}
+    def init(self, params: Tree) -> Tree:
+        return {name: optimizer.init(params[name]) for name, optimizer in self.parts.items()}
 
-    return optax.GradientTransformation(init, update)
+    def step(self, params: Tree, state: Tree, gradient: Tree, active: jax.typing.ArrayLike = True):
+        moved = {name: o.step(params[name], state[name], gradient[name], active) for name, o in self.parts.items()}
+        return {name: pair[0] for name, pair in moved.items()}, {name: pair[1] for name, pair in moved.items()}
+
+
+def sgd(
+    how: LocalTraining, *, learning_rate: float | None = None, weight_decay: float | None = None, clip: bool = True
+) -> SGD:
+    """The optimizer of a client's training, with other numbers where given."""
+    return SGD(
+        how.learning_rate if learning_rate is None else learning_rate,
+        how.momentum,
+        how.weight_decay if weight_decay is None else weight_decay,
+        how.clip_norm if clip else jnp.inf,
+    )
 
 
 class Trained(NamedTuple):
@@ -183,14 +207,15 @@ def train(
     params: Tree,
     loss: Callable[[Tree, Batch], jax.Array],
     data: ClientData,
-    optimizer: optax.GradientTransformation,
+    optimizer: SGD | Partitioned,
     *,
     optimizer_state: Tree = None,
-    project: Callable[[Tree], Tree] = lambda params: params,
+    project: Callable[[Tree], Tree] | None = None,
 ) -> Trained:
     """E epochs of SGD on `loss(params, batch)` over the client's training data.
 
     Only what is in `params` is trained, decayed and carried by momentum; whatever else the loss uses is frozen.
+    `project` maps trained params back to where they may be, and leaves those alone that are there.
     """
     size, rest_size, longest = how.batch_size, how.rest_size, data.train.shape[0]
     rest = data.num_train % size
@@ -207,12 +232,11 @@ def train(
         positions = lax.dynamic_slice(order, (start,), (step_size,))
         batch = make_batch(how, jax.random.fold_in(epoch_key, index), data, positions, count)
         value, gradient = jax.value_and_grad(loss)(params, batch)
-        updates, new_state = optimizer.update(gradient, state, params)
-        new_params = project(optax.apply_updates(params, updates))
-        if how.axis is not None:  # a client that has finished must not move by decay or momentum
-            new_params = jax.tree.map(lambda new, old: jnp.where(active, new, old), new_params, params)
-            new_state = jax.tree.map(lambda new, old: jnp.where(active, new, old), new_state, state)
-        return new_params, new_state, loss_sum + value * count.astype(jnp.float32)
+        # A client that has finished while others go on must not move by decay or momentum.
+        params, state = optimizer.step(params, state, gradient, active)
+        if project is not None:
+            params = project(params)
+        return params, state, loss_sum + value * count.astype(jnp.float32)
 
     def epoch(index, carry):
         epoch_key = jax.random.fold_in(key, index)

@@ -12,7 +12,8 @@ from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition, dataset_from_arrays
 from pfedafm_jax.data.cache import default_cache_dir
 from pfedafm_jax.data.synthetic import make_synthetic
-from pfedafm_jax.models import Convolution, conv_pools, linear, register_extractor
+from pfedafm_jax.kernels import conv_pool
+from pfedafm_jax.models import Convolution, linear, register_extractor
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
@@ -32,12 +33,11 @@ class Small(nn.Module):
     conv: int
     hidden: int
     features: int = FEATURES
-    fused: bool = True
 
     @nn.compact
     def __call__(self, images):
         conv1 = Convolution(self.conv, "torch", name="conv1")(images.shape[-1])
-        hidden = conv_pools(images, [conv1], self.fused)
+        hidden = conv_pool(images, *conv1)
         hidden = hidden.reshape(hidden.shape[0], -1)
         hidden = nn.relu(linear(self.hidden, hidden, "torch", "fc1"))
         return nn.relu(linear(self.features, hidden, "torch", "fc2"))

@@ -22,7 +22,7 @@ from pfedafm_jax.methods.losses import kl_divergence
 from pfedafm_jax.methods.standalone import init_private_model, private_logits, private_model
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.settings import MethodSettings, Rate, Share
-from pfedafm_jax.training import Batch, ClientData, cross_entropy, epoch_order, extract_all, partitioned, sgd, train
+from pfedafm_jax.training import Batch, ClientData, Partitioned, cross_entropy, epoch_order, extract_all, sgd, train
 
 LAMBDA_BATCH = 64
 SPLIT_KEY = 2**31 - 3
@@ -138,7 +138,7 @@ class FedAPEN(Method):
             return ensemble_loss(ensemble_weight, private, shared, batch.labels, batch.weights)
 
         params = {"model": private_model(client), "shared_model": server["shared_model"]}
-        optimizer = partitioned({"model": sgd(self.how), "shared_model": sgd(self.how)})
+        optimizer = Partitioned({"model": sgd(self.how), "shared_model": sgd(self.how)})
         trained = train(self.how, jax.random.fold_in(key, 1), params, loss, rest, optimizer)
         new = {"ensemble_weight": ensemble_weight, "visited": jnp.ones_like(client["visited"])}
         upload = {"shared_model": trained.params["shared_model"]}

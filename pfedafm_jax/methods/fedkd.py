@@ -25,7 +25,7 @@ from pfedafm_jax.methods.losses import kl_divergence, squared_distance
 from pfedafm_jax.methods.standalone import init_private_model, private_logits, private_model
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.settings import MethodSettings, Rate
-from pfedafm_jax.training import Batch, ClientData, cross_entropy, mean_over, partitioned, sgd, train
+from pfedafm_jax.training import Batch, ClientData, Partitioned, cross_entropy, mean_over, sgd, train
 
 # ---------------------------------------------------------------------------------------------- what travels
 
@@ -184,7 +184,7 @@ class FedKD(Method):
         received = server["shared_model"]
         params = {"model": private_model(client), "shared_model": received, "projection": client["projection"]}
         mentee_sgd = sgd(how, learning_rate=own.mentee_learning_rate)
-        optimizer = partitioned({"model": sgd(how), "shared_model": mentee_sgd, "projection": sgd(how)})
+        optimizer = Partitioned({"model": sgd(how), "shared_model": mentee_sgd, "projection": sgd(how)})
         trained = train(how, jax.random.fold_in(key, 1), params, loss, data, optimizer)
 
         shared_model, floats_up = send(own.coding, received, trained.params["shared_model"], self.energy(server))

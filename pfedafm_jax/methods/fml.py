@@ -19,7 +19,7 @@ from pfedafm_jax.methods.losses import kl_divergence
 from pfedafm_jax.methods.standalone import init_private_model, private_logits, private_model
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.settings import MethodSettings, Share
-from pfedafm_jax.training import Batch, ClientData, cross_entropy, partitioned, sgd, train
+from pfedafm_jax.training import Batch, ClientData, Partitioned, cross_entropy, sgd, train
 
 
 def init_shared_model(key: jax.Array, shared: Architecture) -> dict[str, Tree]:
@@ -85,7 +85,7 @@ class FML(Method):
             return mutual_loss(self.settings, private, shared, batch.labels, batch.weights)
 
         params = {"model": private_model(client), "shared_model": server["shared_model"]}
-        optimizer = partitioned({"model": sgd(self.how), "shared_model": sgd(self.how)})
+        optimizer = Partitioned({"model": sgd(self.how), "shared_model": sgd(self.how)})
         trained = train(self.how, jax.random.fold_in(key, 1), params, loss, data, optimizer)
         upload = {"shared_model": trained.params["shared_model"]}
         return Update(trained.params["model"], upload, {"shared_model": weight}, {"loss": trained.loss})

@@ -14,13 +14,12 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 
 from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.settings import MethodSettings, Rate, Share
-from pfedafm_jax.training import Batch, ClientData, Trained, cross_entropy, extract_all, partitioned, sgd, train
+from pfedafm_jax.training import SGD, Batch, ClientData, Partitioned, Trained, cross_entropy, extract_all, sgd, train
 
 
 def mix_features(mix: jax.Array, shared: jax.Array, local: jax.Array) -> jax.Array:
@@ -86,15 +85,9 @@ class PFedAFM(Method):
         return server
 
     @property
-    def mix_optimizer(self) -> optax.GradientTransformation:
-        if self.settings.mix_fixed is not None:
-            return optax.set_to_zero()
-        return sgd(
-            self.how,
-            learning_rate=self.settings.mix_learning_rate,
-            weight_decay=self.settings.mix_weight_decay,
-            clip=False,
-        )
+    def mix_optimizer(self) -> SGD:
+        rate = self.settings.mix_learning_rate if self.settings.mix_fixed is None else 0.0
+        return sgd(self.how, learning_rate=rate, weight_decay=self.settings.mix_weight_decay, clip=False)
 
     def project(self, params: dict[str, Tree]) -> dict[str, Tree]:
         """Keeps the mix vector in [0, 1]."""
@@ -186,7 +179,7 @@ def train_local_model(
         return cross_entropy(architecture.classify(params["model"]["header"], mixed), batch.labels, batch.weights)
 
     params = {"model": {part: client[part] for part in ("local_extractor", "header")}, "mix": client["mix"]}
-    optimizer = partitioned({"model": sgd(how), "mix": method.mix_optimizer})
+    optimizer = Partitioned({"model": sgd(how), "mix": method.mix_optimizer})
     state = None if mix_state is None else {**optimizer.init(params), "mix": mix_state}  # pyright: ignore
     return train(how, key, params, loss, data, optimizer, optimizer_state=state, project=method.project)  # Eq. 6
 
@@ -225,6 +218,6 @@ def train_end_to_end(
 
     model = {part: client[part] for part in ("local_extractor", "header")}
     params = {"model": model, "mix": client["mix"], "shared_extractor": shared_extractor}
-    optimizer = partitioned({"model": sgd(how), "mix": method.mix_optimizer, "shared_extractor": sgd(how)})
+    optimizer = Partitioned({"model": sgd(how), "mix": method.mix_optimizer, "shared_extractor": sgd(how)})
     state = None if mix_state is None else {**optimizer.init(params), "mix": mix_state}  # pyright: ignore
     return train(how, key, params, loss, data, optimizer, optimizer_state=state, project=method.project)

@@ -3,7 +3,6 @@
 A method is four plain functions, entered in `ALGORITHMS` by the file that holds it.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -65,14 +64,10 @@ class Reference:
         self.clients: list[Client] = [dict(starts[number]) for number in numbers]
 
     def _plain(self, name: str) -> Architecture:
-        """The architecture with `lax.conv` instead of the fused layers, where it has them."""
         config = self.config
-        found = describe(
+        return describe(
             name, self.dataset.num_classes, self.dataset.image_shape, config.feature_size, config.initialisation
         )
-        if "fused" not in found.extractor.__dataclass_fields__:
-            return found
-        return dataclasses.replace(found, extractor=found.extractor.clone(fused=False))  # pyright: ignore
 
     def architecture(self, client: int) -> Architecture:
         """Client k has architecture number k mod their count."""

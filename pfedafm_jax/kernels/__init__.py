@@ -1,0 +1,238 @@
+"""The operations that decide the speed of a CPU: convolution with pooling, and the step of SGD.
+
+Each is one function. On a CPU it runs native code (`native.cc`), called inside the compiled
+programs through JAX's foreign function interface; on other platforms, for other types, and where
+the native code cannot be built, it is XLA's (`xla.py`). Nobody outside this package knows which.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pfedafm_jax.data.cache import default_cache_dir
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.kernels import build, xla
+
+Tree = Any
+HANDLERS = ("ConvPool", "ConvPoolWeightGradient", "ConvPoolInputGradient", "Sgd")
+
+
+class Form(NamedTuple):
+    """Which form of the operations runs, and why."""
+
+    name: str  # native or xla
+    why: str
+    prefix: str = ""  # of the native operations' names in compiled programs
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.why})"
+
+
+# What was asked for, and what came of it. Programs that were traced with another form are dropped
+# when it changes, so that one process can compare the two.
+_asked = "auto"
+_found: dict[str, Form] = {}
+_building = threading.Lock()
+
+
+def choose(kernels: str = "auto", log: Callable[[str], Any] | None = None) -> Form:
+    """Chooses the form for all that is traced from now on.
+
+    Args:
+        kernels: `native`, `xla`, or `auto`: native on a CPU where it can be built.
+        log: gets one line where `auto` has to do without native operations on a CPU.
+
+    Returns:
+        The form that runs. Raises `PfedafmError` where `native` was asked for and cannot be had.
+    """
+    global _asked
+    if kernels not in ("auto", "native", "xla"):
+        raise PfedafmError(f"kernels = {kernels!r} cannot be used; accepted: auto, native, xla")
+    first = kernels not in _found
+    form = _form(kernels)
+    if kernels == "native" and form.name != "native":
+        raise PfedafmError(f"kernels = 'native' cannot be used; {form.why}; accepted: auto, xla")
+    if _asked != kernels:
+        changed, _asked = _form(_asked) != form, kernels
+        if changed:
+            jax.clear_caches()
+    if log is not None and first and kernels == "auto" and form.name == "xla" and _on_cpu():
+        log(f"rounds take about twice as long without native operations: {form.why}")
+    return form
+
+
+def form() -> Form:
+    """The form that runs now."""
+    return _form(_asked)
+
+
+@contextmanager
+def using(kernels: str) -> Iterator[Form]:
+    """The chosen form inside a `with`, and the one before it afterwards."""
+    before = _asked
+    try:
+        yield choose(kernels)
+    finally:
+        choose(before)
+
+
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
+
+
+def _form(kernels: str) -> Form:
+    with _building:
+        if kernels not in _found:
+            _found[kernels] = _find(kernels)
+        return _found[kernels]
+
+
+def _find(kernels: str) -> Form:
+    if kernels == "xla":
+        return Form("xla", "as asked for")
+    if not _on_cpu():
+        return Form("xla", f"the platform is {jax.default_backend()}")
+    other = _found.get("native" if kernels == "auto" else "auto")
+    if other is not None:
+        return other
+    try:
+        library, digest = build.load(default_cache_dir() / "kernels")
+        # The name holds the digest: compiled programs that are kept on disk find their own code.
+        prefix = f"pfedafm_{digest[:16]}_"
+        for name in HANDLERS:
+            jax.ffi.register_ffi_target(prefix + name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
+        return Form("native", f"{library.RegisterWidth()} floats a register", prefix)
+    except (build.Unavailable, AttributeError) as error:
+        return Form("xla", str(error))
+
+
+# ---------------------------------------------------------------------------------------------- convolution
+
+
+def conv_pool(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+    """Convolution 5x5 without padding, bias, ReLU and max-pooling 2x2.
+
+    Of the four outputs under a pooled pixel the first largest in reading order has the gradient, and
+    none where ReLU gives zero; NaN is larger than any number, so it passes both ways.
+
+    Args:
+        images: float32 `[batch, height, width, channels]`; an odd last row or column is not used,
+            as pooling drops it.
+        kernel: `[5, 5, channels, outputs]`.
+        bias: `[outputs]`.
+
+    Returns:
+        `[batch, (height - 4) // 2, (width - 4) // 2, outputs]`.
+    """
+    _, height, width, _ = images.shape
+    if height % 2 or width % 2:
+        images = images[:, : height - height % 2, : width - width % 2]
+    chosen = form()
+    native = chosen.name == "native" and images.dtype == kernel.dtype == bias.dtype == jnp.float32
+    if not native or min(images.shape) == 0 or min(height, width) < 6:
+        return xla.conv_pool(images, kernel, bias)
+    return _native_conv_pool(chosen.prefix, images, kernel, bias)[0]
+
+
+def _call(prefix: str, name: str, results: Any, **options: Any) -> Callable[..., Any]:
+    # Under vmap an operation gets one more leading axis, the clients, and loops over it by itself.
+    return jax.ffi.ffi_call(prefix + name, results, vmap_method="broadcast_all", **options)
+
+
+def _like(array: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _native_conv_pool(prefix: str, images: jax.Array, kernel: jax.Array, bias: jax.Array):
+    """The output and who won: 0 to 3, or 4 where ReLU gave zero; both `[batch, rows, columns, outputs]`."""
+    batch, height, width, _ = images.shape
+    shape = (batch, height // 2 - 2, width // 2 - 2, kernel.shape[-1])
+    results = (jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct(shape, jnp.uint8))
+    return _call(prefix, "ConvPool", results)(images, kernel, bias)
+
+
+def _conv_pool_forward(prefix: str, images: jax.Array, kernel: jax.Array, bias: jax.Array):
+    pooled, winners = _native_conv_pool(prefix, images, kernel, bias)
+    return (pooled, winners), (images, kernel, winners)
+
+
+def _conv_pool_backward(prefix: str, kept: tuple, slopes: tuple):
+    return _gradients(prefix, *kept, slopes[0])
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gradients(prefix: str, images: jax.Array, kernel: jax.Array, winners: jax.Array, gradient: jax.Array):
+    # Two calls: that of the images is dropped where nobody needs it, as in a first layer.
+    results = (_like(kernel), jax.ShapeDtypeStruct(kernel.shape[-1:], jnp.float32))
+    to_kernel, to_bias = _call(prefix, "ConvPoolWeightGradient", results)(images, winners, gradient)
+    to_images = _call(prefix, "ConvPoolInputGradient", _like(images))(kernel, winners, gradient)
+    return to_images, to_kernel, to_bias
+
+
+def _gradients_forward(prefix: str, *arguments: jax.Array):
+    return _gradients(prefix, *arguments), arguments
+
+
+def _gradients_backward(_: str, arguments: tuple, slopes: tuple):
+    images, kernel, winners, gradient = arguments  # a derivative of a derivative is XLA's
+
+    def gradients(images: jax.Array, kernel: jax.Array, gradient: jax.Array):
+        return xla.conv_pool_gradients(images, kernel, winners, gradient)
+
+    _, pull = jax.vjp(gradients, images, kernel, gradient)
+    to_images, to_kernel, to_gradient = pull(slopes)
+    return to_images, to_kernel, None, to_gradient
+
+
+_native_conv_pool.defvjp(_conv_pool_forward, _conv_pool_backward)
+_gradients.defvjp(_gradients_forward, _gradients_backward)
+
+
+# ---------------------------------------------------------------------------------------------- SGD
+
+
+def sgd(
+    weights: Tree,
+    momenta: Tree,
+    gradients: Tree,
+    *,
+    learning_rate: jax.typing.ArrayLike,
+    momentum: jax.typing.ArrayLike = 0.0,
+    decay: jax.typing.ArrayLike = 0.0,
+    clip_norm: jax.typing.ArrayLike = jnp.inf,
+    active: jax.typing.ArrayLike = True,
+) -> tuple[Tree, Tree]:
+    """A step of SGD in PyTorch's order: clip the gradient's norm, add decay, momentum, step.
+
+    All numbers are data: they may be traced, and another value is no other program. In compiled
+    programs weights and momenta are changed in place.
+
+    Args:
+        weights: a tree of float32 arrays.
+        momenta: the same tree, zero at first.
+        gradients: the same tree.
+        learning_rate: the length of the step.
+        momentum: the share of the last velocity that is kept.
+        decay: times the weights, added to the gradient after clipping.
+        clip_norm: the largest norm over all gradients together; infinity: no clipping.
+        active: False leaves everything as it is, to the bit.
+
+    Returns:
+        New weights and momenta.
+    """
+    numbers = (learning_rate, momentum, decay, clip_norm, active)
+    table = jnp.stack([jnp.asarray(number, jnp.float32) for number in numbers])
+    chosen, leaves = form(), jax.tree.leaves((weights, momenta, gradients))
+    native = chosen.name == "native" and all(leaf.dtype == jnp.float32 and leaf.size for leaf in leaves)
+    if not native or not leaves:
+        return xla.sgd(table, weights, momenta, gradients)
+    both, structure = jax.tree.flatten((weights, momenta))
+    in_place = {1 + place: place for place in range(len(both))}
+    call = _call(chosen.prefix, "Sgd", [_like(leaf) for leaf in both], input_output_aliases=in_place)
+    return jax.tree.unflatten(structure, call(table, *leaves))

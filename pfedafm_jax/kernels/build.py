@@ -1,0 +1,157 @@
+"""Builds the native operations at their first use and keeps them in the user's cache folder.
+
+The library's folder is named after everything that decides its content: source, flags, compiler,
+JAX and the processor. It holds the library and its sha256, and appears there by one rename, so that
+processes that build at the same time do not harm each other. Nothing is downloaded.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import jax
+import jaxlib
+
+SOURCE = Path(__file__).with_name("native.cc")
+FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-w", "-fno-math-errno")
+COMPILERS = ("c++", "g++", "clang++")
+TIME_LIMIT = 300  # seconds; five is usual
+
+
+class Unavailable(Exception):
+    """The native operations cannot be had here; the message says why and what would mend it."""
+
+
+def load(cache: Path) -> tuple[ctypes.CDLL, str]:
+    """The native library, built where it is not there yet.
+
+    Args:
+        cache: the folder in which libraries are kept, made if need be.
+
+    Returns:
+        The loaded library and the digest that its name is made of.
+    """
+    compiler = _compiler()
+    more = shlex.split(os.environ.get("CXXFLAGS", ""))
+    command = [*compiler, *FLAGS, *_flags_for_this_processor(compiler), *more]
+    digest = _digest(command)
+    folder = cache / f"native-{digest[:24]}"
+    if not _is_whole(folder):
+        _build(command, folder)
+    try:
+        return ctypes.CDLL(str(folder / "native.so")), digest
+    except OSError as error:
+        raise Unavailable(f"the built library cannot be loaded ({error})") from error
+
+
+def _compiler() -> list[str]:
+    chosen = os.environ.get("CXX", "")
+    for words in [shlex.split(chosen)] if chosen.strip() else [[name] for name in COMPILERS]:
+        if shutil.which(words[0]):
+            return words
+    missing = f"CXX={chosen} is not found" if chosen.strip() else "there is no C++ compiler"
+    raise Unavailable(f"{missing}; install one (Debian and Ubuntu: apt-get install g++)")
+
+
+def _flags_for_this_processor(compiler: list[str]) -> list[str]:
+    flags = ["-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"]
+    if "clang" not in _output([*compiler, "--version"]):
+        flags.append("-fno-predictive-commoning")  # it spills the registers of the first convolution
+    return flags
+
+
+def _digest(command: list[str]) -> str:
+    parts = [
+        SOURCE.read_text(),
+        *command,
+        _output([command[0], "--version"]),
+        jax.__version__,
+        jaxlib.__version__,
+        processor(),
+        platform.machine(),
+    ]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def processor() -> str:
+    """The processor's name and what it can do, as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+        fields = dict(line.split(":", 1) for line in lines if ":" in line)
+        found = {name.strip(): value.strip() for name, value in fields.items()}
+        words = (found.get(name, "") for name in ("model name", "model", "flags", "Features"))
+        return "\n".join(words)
+    except (OSError, ValueError):
+        return platform.processor()
+
+
+def _output(command: list[str]) -> str:
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Unavailable(f"{command[0]} does not run ({error})") from error
+    return result.stdout + result.stderr
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a library is there, is ours, and has the content that was built."""
+    try:
+        library, expected = folder / "native.so", (folder / "sha256").read_text()
+        if hasattr(os, "getuid") and library.stat().st_uid not in (os.getuid(), 0):
+            return False
+        return hashlib.sha256(library.read_bytes()).hexdigest() == expected
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _build(command: list[str], folder: Path) -> None:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        place = Path(tempfile.mkdtemp(prefix="building-", dir=folder.parent))
+    except OSError as error:
+        reason = error.strerror or error
+        raise Unavailable(
+            f"the cache folder {folder.parent} cannot be written ({reason}); set XDG_CACHE_HOME to one that can"
+        ) from error
+    try:
+        library = place / "native.so"
+        include = f"-I{jax.ffi.include_dir()}"
+        try:
+            result = subprocess.run(
+                [*command, include, str(SOURCE), "-o", str(library)],
+                capture_output=True,
+                text=True,
+                timeout=TIME_LIMIT,
+                check=False,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise Unavailable(f"{command[0]} failed ({error})") from error
+        if result.returncode != 0 or not library.is_file():
+            said = next((line for line in result.stderr.splitlines() if "error" in line), "")
+            raise Unavailable(f"{command[0]} failed ({said.strip() or 'it said nothing'})")
+        (place / "sha256").write_text(hashlib.sha256(library.read_bytes()).hexdigest())
+        _put(place, folder)
+    except OSError as error:
+        raise Unavailable(f"{folder.parent} cannot be written ({error.strerror or error})") from error
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _put(place: Path, folder: Path) -> None:
+    """Moves a finished folder to its name, unless another process was first with a whole one."""
+    for _ in range(10):
+        try:
+            os.rename(place, folder)
+            return
+        except OSError:
+            if _is_whole(folder):
+                return
+            shutil.rmtree(folder, ignore_errors=True)  # damaged
+            folder.unlink(missing_ok=True) if folder.is_file() else None
+    raise OSError(f"{folder} cannot be replaced")
