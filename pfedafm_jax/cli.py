@@ -339,6 +339,7 @@ def print_plan(experiment: Experiment, name: str = "", run_dir: str | Path | Non
     table.add_row(
         "device", f"{federation.devices}, {federation.chunk} client{'s' if federation.chunk > 1 else ''} a step"
     )
+    table.add_row("kernels", str(experiment.kernels))
     if run_dir is not None:
         table.add_row("files", f"{run_dir}/")
     if run_dir is not None and config.checkpoint_every:

@@ -140,6 +140,9 @@ class Machine:
     clients_per_step: Annotated[int, Ge(0), Le(65_536)] = 0
     """Clients of one architecture trained in one vectorized step; 0: 1 on CPU, all that fall to a device on
     GPU."""
+    kernels: Literal["auto", "native", "xla"] = "auto"
+    """Convolution and SGD on a CPU: native code, built at first use, or XLA's; auto: native where it can be
+    built."""
     store: Literal["auto", "memory", "disk"] = "auto"
     """Where clients' states wait between visits."""
     checkpoint_every: Annotated[int, Ge(0), Le(10_000_000)] = 5

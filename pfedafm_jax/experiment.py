@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pfedafm_jax import kernels
 from pfedafm_jax.config import Config
 from pfedafm_jax.costs import TARGET_ACCURACY, to_target
 from pfedafm_jax.data import Dataset, Partition, load_dataset, make_partition
@@ -65,6 +66,7 @@ class Experiment:
         self.config = config = config.check(dataset)
         self.dataset = dataset if dataset is not None else load_data(config, data_dir, log)
         self.partition = partition if partition is not None else split(config, self.dataset)
+        self.kernels = kernels.choose(config.kernels, log)  # before anything is traced
         self.federation = Federation(config, self.dataset, self.partition, devices)
         self.records: list[Record] = []
         self._visits: list[dict[str, np.ndarray]] = []  # for each round what its participants reported, [K] each

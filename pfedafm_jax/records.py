@@ -110,6 +110,7 @@ class RunFolder:
                 "command": command,
                 "versions": versions(),
                 "devices": str(experiment.federation.devices),
+                "kernels": str(experiment.kernels),
                 "data": {"source": experiment.dataset.source, "digest": experiment.dataset.digest},
             },
         )
@@ -131,6 +132,7 @@ class RunFolder:
             **more,
             "versions": versions(),
             "devices": str(experiment.federation.devices),
+            "kernels": str(experiment.kernels),
         }
         self._json("summary.json", summary)
         return summary
@@ -146,7 +148,7 @@ def read_rounds(path: str | Path) -> list[Record]:
         return [json.loads(line) for line in file if line.strip()]
 
 
-NOT_IN_RESULTS = ("rounds", "eval_every", "devices", "clients_per_step", "store", "checkpoint_every")
+NOT_IN_RESULTS = ("rounds", "eval_every", "devices", "clients_per_step", "kernels", "store", "checkpoint_every")
 """Settings that a run may go on with after a change: what it has computed so far would have been the same.
 
 (Devices and clients per step within float tolerance; see `docs/determinism.md`.)

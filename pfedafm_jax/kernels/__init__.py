@@ -136,7 +136,8 @@ def conv_pool(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Arra
     native = chosen.name == "native" and images.dtype == kernel.dtype == bias.dtype == jnp.float32
     if not native or min(images.shape) == 0 or min(height, width) < 6:
         return xla.conv_pool(images, kernel, bias)
-    return _native_conv_pool(chosen.prefix, images, kernel, bias)[0]
+    both: Any = _native_conv_pool(chosen.prefix, images, kernel, bias)
+    return both[0]
 
 
 def _call(prefix: str, name: str, results: Any, **options: Any) -> Callable[..., Any]:
@@ -149,17 +150,20 @@ def _like(array: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _native_conv_pool(prefix: str, images: jax.Array, kernel: jax.Array, bias: jax.Array):
+def _native_conv_pool(
+    prefix: str, images: jax.Array, kernel: jax.Array, bias: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """The output and who won: 0 to 3, or 4 where ReLU gave zero; both `[batch, rows, columns, outputs]`."""
     batch, height, width, _ = images.shape
     shape = (batch, height // 2 - 2, width // 2 - 2, kernel.shape[-1])
     results = (jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct(shape, jnp.uint8))
-    return _call(prefix, "ConvPool", results)(images, kernel, bias)
+    pooled, winners = _call(prefix, "ConvPool", results)(images, kernel, bias)
+    return pooled, winners
 
 
 def _conv_pool_forward(prefix: str, images: jax.Array, kernel: jax.Array, bias: jax.Array):
-    pooled, winners = _native_conv_pool(prefix, images, kernel, bias)
-    return (pooled, winners), (images, kernel, winners)
+    both: Any = _native_conv_pool(prefix, images, kernel, bias)
+    return both, (images, kernel, both[1])
 
 
 def _conv_pool_backward(prefix: str, kept: tuple, slopes: tuple):
@@ -179,7 +183,7 @@ def _gradients_forward(prefix: str, *arguments: jax.Array):
     return _gradients(prefix, *arguments), arguments
 
 
-def _gradients_backward(_: str, arguments: tuple, slopes: tuple):
+def _gradients_backward(prefix: str, arguments: tuple, slopes: tuple):
     images, kernel, winners, gradient = arguments  # a derivative of a derivative is XLA's
 
     def gradients(images: jax.Array, kernel: jax.Array, gradient: jax.Array):

@@ -13,10 +13,10 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from importlib import metadata
 from pathlib import Path
 
 import jax
-import jaxlib
 
 SOURCE = Path(__file__).with_name("native.cc")
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-w", "-fno-math-errno")
@@ -72,7 +72,7 @@ def _digest(command: list[str]) -> str:
         *command,
         _output([command[0], "--version"]),
         jax.__version__,
-        jaxlib.__version__,
+        metadata.version("jaxlib"),
         processor(),
         platform.machine(),
     ]
