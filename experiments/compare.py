@@ -1,47 +1,40 @@
-"""Methods side by side on the same split and seeds: `python experiments/compare.py --config NAME --methods all`."""
+"""Methods side by side, same split and seeds: `python experiments/compare.py --config NAME --methods all`."""
 
 import argparse
 import sys
-from pathlib import Path
 
-from pfedafm_jax import cli, compare_methods
-from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.interruption import Interruption
+from pfedafm_jax import cli, compare
 from pfedafm_jax.methods import method_names
+from pfedafm_jax.signals import Signals
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    names = ", ".join(method_names())
     parser.add_argument(
         "--methods",
         default="all",
         metavar="A,B,…",
-        help=f"all (the paper's eight), or some of: {', '.join(method_names())}",
+        help=f"all (the paper's eight), or some of: {names}",
     )
     parser.add_argument("--seeds", default="", metavar="0,1,…", help="several seeds give mean and deviation")
 
 
 def main() -> int:
     config, options = cli.parse(sys.argv[1:], "experiments/compare.py", __doc__ or "", add_options)
-    try:
-        seeds = [int(seed) for seed in options.more.seeds.split(",")] if options.more.seeds else None
-    except ValueError:
-        raise PfedafmError(
-            f"seeds = {options.more.seeds!r} cannot be used; accepted: whole numbers like 0,1,2"
-        ) from None
-    observers = options.observers() if options.start(config.devices) else []
-    base = Path(f"{options.run_dir}-compare") if options.more.run_dir is None else options.run_dir
-    with Interruption() as interruption:
-        compare_methods(
+    first = options.start(config.devices)
+    base = options.run_dir
+    with Signals() as signals:
+        compare(
             config,
             options.more.methods,
-            seeds,
-            run_dir=base,
+            cli.seeds(options.more.seeds),
+            run_dir=base if options.more.run_dir else base.with_name(f"{base.name}-compare"),
             data_dir=options.data_dir,
             fresh=options.fresh,
             name=options.name,
             command=options.command,
-            interruption=interruption,
-            observers=observers,
+            observers=options.observers() if first else [],
+            signals=signals,
         )
     return 0
 

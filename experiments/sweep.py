@@ -1,169 +1,344 @@
-"""Settings chosen by validation data: `python experiments/sweep.py --method fedproto --grid fedproto.lambda_mse=0.1,1,10`.
+"""Settings chosen by held-out data: `python experiments/sweep.py --method fd --grid fd.gamma=0.1,1,10`.
 
-Without --grid it is the paper's own grid. The choice is by the accuracy of all clients after the last round on a part of
-their training data; test data are not touched. best.toml is the result: run.py --config …/best.toml
+Without --grid it is the paper's own grid. Every client's training data is cut once more, and the
+models see the larger part. The other part takes the place of the test images, which belong to
+nobody here: no choice can have seen them. The choice is by the accuracy of all clients after the
+last round. best.toml is the result: run.py --config …/best.toml
 """
 
 import argparse
+import itertools
 import json
 import sys
-from dataclasses import replace
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from pfedafm_jax import cli, plots
-from pfedafm_jax.config import Config, bad
+import numpy as np
+from matplotlib.figure import Figure
+
+from pfedafm_jax import Config, Dataset, Partition, PfedafmError, cli, plots, split, updated
+from pfedafm_jax.config import bad
 from pfedafm_jax.data.atomic import write_atomically
-from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import find_method
-from pfedafm_jax.progress import console
-from pfedafm_jax.records import RunFolder, read_rounds
-from pfedafm_jax.reproduce import grid
-from pfedafm_jax.reproduce.execute import carry_out
-from pfedafm_jax.reproduce.plan import Run, estimator, in_words, look
+from pfedafm_jax.progress import console, print_table
+from pfedafm_jax.records import check_writable
+from pfedafm_jax.results import Run, markdown, mean_and_deviation, percent
+from pfedafm_jax.run import Task, look, run_all
+from pfedafm_jax.signals import Signals
 
 HELD_OUT = 0.1  # of each client's training data, where the settings say nothing
+PAPER_GRID = {
+    "batch_size": (64, 128, 256, 512),
+    "local_epochs": (1, 10),
+    "learning_rate": (0.01,),
+    "pfedafm.mix_learning_rate": (0.001, 0.01, 0.1, 1.0),
+}
+Grid = dict[str, tuple[Any, ...]]  # setting, `fd.gamma` for one of a method, → values
+Point = dict[str, Any]  # setting → value
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--grid", action="append", default=[], metavar="SETTING=A,B,…",
-                        help="values of a setting; may be given several times (default: the paper's grid)")  # fmt: skip
-    parser.add_argument("--seeds", default="", metavar="0,1,…", help="several seeds: the choice is by their mean")
-    parser.add_argument("--halving", action="store_true",
-                        help="a quarter of the rounds for all, half for the better half, all for the best quarter")  # fmt: skip
-    parser.add_argument(
-        "--drop-checkpoints", action="store_true", help="remove a run's checkpoints when it is finished"
-    )
+# -------------------------------------------------------------------------------- the grid
 
 
-def accuracy_after(folder: Path, rounds: int, final: float | None) -> float | None:
-    """Accuracy of all clients after so many rounds; at the end, where a longer run has not evaluated them then."""
-    found = read_rounds(folder)[rounds - 1]["all_clients_accuracy"]
-    return final if found is None else found
+def paper_grid(method: str) -> Grid:
+    """What the paper searches for this method."""
+    return {name: values for name, values in PAPER_GRID.items() if "." not in name or name.startswith(f"{method}.")}
+
+
+def parse_grid(words: Sequence[str]) -> Grid:
+    """`["batch-size=64,512", "pfedafm.mix_fixed=none,0.5"]` → names and values."""
+    grid: Grid = {}
+    for word in words:
+        name, _, values = word.partition("=")
+        name = name.strip().replace("-", "_")
+        if not name or not all(value.strip() for value in values.split(",")):
+            raise bad("grid", word, "SETTING=VALUE,VALUE,… like batch_size=64,512")
+        if name in ("seed", "validation_fraction"):
+            raise bad("grid", word, "settings to choose; --seeds and --validation-fraction are flags")
+        if name in grid:
+            raise bad("grid", word, f"each setting once; {name} is there already")
+        grid[name] = tuple(dict.fromkeys(_value(value.strip()) for value in values.split(",")))
+    return grid
+
+
+def _value(text: str) -> Any:
+    """A number, true or false as TOML has them; none; anything else is a word."""
+    if text == "none":
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def points(grid: Grid) -> list[Point]:
+    """All combinations, the last setting changing fastest."""
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def at(config: Config, point: Point) -> Config:
+    """The configuration of a point."""
+    nested: dict[str, Any] = {}
+    for name, value in point.items():
+        *groups, last = name.split(".")
+        place = nested
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[last] = value
+    return updated(config, nested)
+
+
+def shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def label(point: Point) -> str:
+    """A folder's name: `batch_size=64,mix_learning_rate=0.1`."""
+    words = (f"{name.split('.')[-1]}={shown(value)}" for name, value in point.items())
+    return ",".join(words).replace("/", "_") or "as_it_is"
+
+
+def validation_split(config: Config, dataset: Dataset) -> Partition:
+    """The clients' shares with held-out training data where the test data would be."""
+    whole = split(config, dataset)
+    nothing = tuple(np.zeros(0, np.int32) for _ in whole.train)
+    return Partition(whole.train, whole.validation, nothing)
+
+
+# -------------------------------------------------------------------------------- the choice
+
+
+@dataclass(frozen=True)
+class Score:
+    """A point and its runs, one a seed."""
+
+    point: Point
+    runs: Sequence[Run]
+    validation: Sequence[float | None]  # all clients at the end of the stage, for each seed
+
+    @property
+    def diverged(self) -> int | None:
+        """The first round in which a run was not finite."""
+        rounds = (run.summary.diverged_at_round for run in self.runs)
+        return min((one for one in rounds if one is not None), default=None)
+
+    @property
+    def accuracy(self) -> float | None:
+        """What the choice is by; None: a run diverged, or has none."""
+        known = [value for value in self.validation if value is not None]
+        usable = self.diverged is None and known and len(known) == len(self.validation)
+        return float(np.mean(known)) if usable else None
+
+
+def ranked(scores: Sequence[Score]) -> list[Score]:
+    """Best first, the grid's own order among equals; those without an accuracy last."""
+    return sorted(scores, key=lambda one: -1.0 if one.accuracy is None else one.accuracy, reverse=True)
+
+
+def rows(scores: Sequence[Score]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows of a table of all points, best first."""
+    names, found = list(scores[0].point), []
+    for place, score in enumerate(ranked(scores), 1):
+        accuracy = percent(*mean_and_deviation(score.validation))
+        if score.diverged is not None:
+            accuracy = f"✗ diverged at round {score.diverged}"
+        last, _ = mean_and_deviation([run.summary.last_ten_mean_accuracy for run in score.runs])
+        length = max(run.summary.rounds for run in score.runs)
+        minutes = sum(run.summary.seconds for run in score.runs) / 60
+        values = [shown(score.point[name]) for name in names]
+        found.append([str(place), *values, accuracy, percent(last), str(length), f"{minutes:.1f}"])
+    short = [name.split(".")[-1] for name in names]
+    return ["place", *short, "all clients, %", "last ten rounds, %", "rounds", "min"], found
+
+
+def influence(scores: Sequence[Score]) -> dict[str, float]:
+    """For each setting with several values how far apart their means over all others are."""
+    found = {}
+    for name in scores[0].point:
+        groups: dict[Any, list[float]] = {score.point[name]: [] for score in scores}
+        for score in scores:
+            groups[score.point[name]] += [] if score.accuracy is None else [score.accuracy]
+        means = [float(np.mean(values)) for values in groups.values() if values]
+        if len(groups) > 1:
+            found[name] = max(means) - min(means) if means else 0.0
+    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+
+
+def heat_map(scores: Sequence[Score], title: str) -> Figure:
+    """The two settings that matter most, each field the best over all others; ✗: all diverged."""
+    names = list(influence(scores))[:2]
+    values = [list(dict.fromkeys(score.point[name] for score in scores)) for name in names]
+    values += [[""]] * (2 - len(values))
+    best = np.full((len(values[1]), len(values[0])), np.nan)
+    for score in scores:
+        if score.accuracy is not None:
+            place = [one.index(score.point[n]) for one, n in zip(values, names, strict=False)]
+            column, row = (*place, 0, 0)[:2]
+            best[row, column] = np.nanmax([best[row, column], 100 * score.accuracy])
+    height, width = best.shape
+    figure, [[axes]] = plots.panels(1, 1, max(5.0, 2.2 + 1.1 * width), max(3.0, 1.6 + 0.7 * height))
+    axes.grid(False)
+    low, high = (np.nanmin(best), np.nanmax(best)) if np.isfinite(best).any() else (0.0, 1.0)
+    picture = axes.imshow(best, cmap="viridis", aspect="auto", vmin=low, vmax=max(high, low + 0.01))
+    for row, column in np.ndindex(best.shape):
+        value = best[row, column]
+        text = f"{value:.2f}" if np.isfinite(value) else "✗"
+        colour = "white" if value < (low + high) / 2 else "black"
+        weight = "bold" if value == high else "normal"
+        axes.text(column, row, text, ha="center", va="center", color=colour, fontweight=weight)
+    axes.set_xticks(range(width), [shown(value) for value in values[0]])
+    axes.set_yticks(range(height), [shown(value) for value in values[1]])
+    x, y = (*names, "", "")[:2]
+    axes.set(title=title, xlabel=x, ylabel=y)
+    figure.colorbar(picture, ax=axes, label="all clients, validation, %", shrink=0.9)
+    return figure
+
+
+# -------------------------------------------------------------------------------- the command
 
 
 class Sweep:
     """A grid, its runs and its result."""
 
     def __init__(self, config: Config, options: cli.Options):
-        more = options.more
+        more, self.options, self.given = options.more, options, config
         if more.coordinator is not None:
             raise bad("coordinator", more.coordinator, "nothing: a sweep is run by one process")
-        self.options, self.given = options, config
-        self.grid = grid.parse_grid(more.grid) if more.grid else grid.paper_grid(config.method)
-        try:
-            self.seeds = (
-                list(dict.fromkeys(int(seed) for seed in more.seeds.split(","))) if more.seeds else [config.seed]
-            )
-        except ValueError:
-            raise bad("seeds", more.seeds, "whole numbers like 0,1,2") from None
+        self.grid = parse_grid(more.grid) if more.grid else paper_grid(config.method)
+        self.seeds = cli.seeds(more.seeds) or [config.seed]
         self.stages = [config.rounds]
         if more.halving:
             if more.drop_checkpoints:
-                raise bad("drop_checkpoints", True, "off beside --halving, which goes on from them")
+                raise bad("drop_checkpoints", True, "off beside --halving, which resumes from them")
             if config.rounds % 4 or "rounds" in self.grid:
-                raise bad("rounds", config.rounds, "a multiple of 4, and not in the grid, beside --halving")
+                accepted = "a multiple of 4, and not in the grid, beside --halving"
+                raise bad("rounds", config.rounds, accepted)
             if config.method == "fedkd" and config.fedkd.coding != "none":
-                raise bad(
-                    "halving",
-                    True,
-                    "off for FedKD, whose coding depends on the last round, unless fedkd.coding is none",
-                )
+                accepted = "off for FedKD, whose coding depends on the last round, unless it is none"
+                raise bad("halving", True, accepted)
             self.stages = [config.rounds // 4, config.rounds // 2, config.rounds]
         self.base = options.run_dir if more.run_dir else Path("runs") / f"sweep-{options.name}"
         held_out = config.validation_fraction or HELD_OUT
         # What --halving decides by must be evaluated at the end of each stage.
-        self.config = replace(config, validation_fraction=held_out, eval_every=max(1, self.stages[0]))
-        self.points = grid.points(self.grid)
+        every = max(1, self.stages[0])
+        self.config = replace(config, validation_fraction=held_out, eval_every=every)
+        self.points = points(self.grid)
         for point in self.points:
-            self.run(point, self.seeds[0], None)  # raises on the first that cannot work
+            self.task(point, self.seeds[0], None)  # raises on the first that cannot work
 
-    def run(self, point: grid.Point, seed: int, rounds: int | None) -> Run:
-        config = replace(grid.at(self.config, point), seed=seed)
+    def task(self, point: Point, seed: int, rounds: int | None) -> Task:
+        config = replace(at(self.config, point), seed=seed)
         config = config if rounds is None else replace(config, rounds=rounds)
         find_method(config.method)
-        return Run(self.base / grid.label(point) / f"seed{seed}", config.check())
+        return Task(config.check(), self.base / label(point) / f"seed{seed}")
 
-    def stage(self, chosen: list[grid.Point], rounds: int | None) -> list[grid.Score]:
-        """Runs of these points with this many rounds (None: as their settings say), and what they gave."""
-        runs = [(point, seed) for point in chosen for seed in self.seeds]
-        standings = [look(self.run(point, seed, rounds)) for point, seed in runs]
-        if self.options.fresh and rounds in (None, self.stages[0]):
-            standings = [replace(standing, state="again") for standing in standings]
-        seconds_left = estimator(standings, 45.0)
-        left = sum(map(seconds_left, standings))
+    def stage(self, chosen: list[Point], rounds: int | None, signals: Signals) -> list[Score]:
+        """Runs of these points with this many rounds (None: as their settings say)."""
+        fresh = self.options.fresh and rounds in (None, self.stages[0])
+        tasks = [self.task(point, seed, rounds) for point in chosen for seed in self.seeds]
+        standings = [look(task, fresh=fresh, longer=True) for task in tasks]
         done = sum(standing.state == "done" for standing in standings)
         length = f" of {rounds} rounds" if rounds else ""
-        console.print(f"{len(runs)} runs{length}, {done} of them done; the rest takes about {in_words(left)}")
-        summaries = carry_out(
+        console.print(f"{len(tasks)} runs{length}, {done} of them done")
+        runs = run_all(
             standings,
-            seconds_left,
+            split_of=validation_split,
             data_dir=self.options.data_dir,
-            command=self.options.command,
-            split_of=grid.validation_split,
             drop_checkpoints=self.options.more.drop_checkpoints,
+            command=self.options.command,
+            signals=signals,
         )
-        accuracies = [
-            accuracy_after(standing.run.folder, rounds or summary["rounds"], summary["final_all_clients_accuracy"])
-            for standing, summary in zip(standings, summaries, strict=True)
-        ]
-        count = len(self.seeds)
-        return [
-            grid.Score(point, summaries[i * count : (i + 1) * count], accuracies[i * count : (i + 1) * count])
-            for i, point in enumerate(chosen)
-        ]
+        scores, count = [], len(self.seeds)
+        for index, point in enumerate(chosen):
+            mine = runs[index * count : (index + 1) * count]
+            # A longer run from before may not have evaluated all clients then.
+            then = [run.records[(rounds or run.summary.rounds) - 1].all_clients_accuracy for run in mine]
+            last = [run.summary.final_all_clients_accuracy for run in mine]
+            found = [b if a is None else a for a, b in zip(then, last, strict=True)]
+            scores.append(Score(point, mine, found))
+        return scores
 
-    def carry_out(self) -> list[grid.Score]:
-        """All points' scores; with --halving those of the points that went on are the later ones."""
+    def run(self) -> list[Score]:
+        """All points' scores; with --halving those of the points kept are the later ones."""
         scores, chosen = {}, self.points
-        for number, rounds in enumerate(self.stages):
-            found = self.stage(chosen, rounds if len(self.stages) > 1 else None)
-            scores |= {grid.label(score.point): score for score in found}
-            keep = -(-len(self.points) // 2 ** (number + 1))
-            chosen = [score.point for score in grid.ranked(found)[:keep]]
+        with Signals() as signals:
+            for number, rounds in enumerate(self.stages):
+                found = self.stage(chosen, rounds if len(self.stages) > 1 else None, signals)
+                scores |= {label(score.point): score for score in found}
+                keep = -(-len(self.points) // 2 ** (number + 1))
+                chosen = [score.point for score in ranked(found)[:keep]]
         return list(scores.values())
 
-    def best(self, scores: list[grid.Score]) -> grid.Score:
+    def best(self, scores: list[Score]) -> Score:
         """The choice: among those that went all the way."""
-        longest = max(summary["rounds"] for score in scores for summary in score.summaries)
-        last = scores if len(self.stages) == 1 else [s for s in scores if s.summaries[0]["rounds"] == longest]
-        best = grid.ranked(last)[0]
+        longest = max(run.summary.rounds for score in scores for run in score.runs)
+        whole = [one for one in scores if one.runs[0].summary.rounds == longest]
+        best = ranked(scores if len(self.stages) == 1 else whole)[0]
         if best.accuracy is None:
             raise PfedafmError(f"nothing to choose: all runs of {self.base} diverged; try lower learning rates")
         return best
 
-    def write(self, scores: list[grid.Score]) -> list[Path]:
-        """Table, picture, numbers and the configuration that was chosen."""
-        table, method = grid.table(scores), find_method(self.given.method).title
+    def write(self, scores: list[Score]) -> list[Path]:
+        """Table, numbers, the configuration that was chosen, and last a picture."""
+        title = f"{find_method(self.given.method).title}, {self.given.dataset}"
+        headings, cells = rows(scores)
+        print_table(headings, cells, "Accuracy on validation data, after the last round")
         held_out = f"{100 * self.config.validation_fraction:g} % of each client's training data"
-        picture = plots.save(grid.heat_map(scores, f"{method}, {self.given.dataset}"), self.base / "sweep.png")
-        text = f"# {method} on {self.given.dataset}: {len(scores)} settings, judged on {held_out}\n\n`{self.options.command}`\n\n![heat map](sweep.png)\n\n{table.markdown()}"
         content = [
-            {"point": s.point, "accuracy": s.accuracy, "validation": list(s.validation), "diverged": s.diverged,
-             "rounds": [summary["rounds"] for summary in s.summaries], "seeds": self.seeds}
-            for s in grid.ranked(scores)
-        ]  # fmt: skip
-        files = {"sweep.md": text, "sweep.json": json.dumps(content, indent=2) + "\n"}
-        table.show(console)
-        for name, words in files.items():
-            write_atomically(self.base / name, lambda file, words=words: file.write(words.encode()))
+            {
+                "point": one.point,
+                "accuracy": one.accuracy,
+                "validation": list(one.validation),
+                "diverged": one.diverged,
+                "rounds": [run.summary.rounds for run in one.runs],
+                "seeds": self.seeds,
+            }
+            for one in ranked(scores)
+        ]
+        head = f"# {title}: {len(scores)} settings, evaluated on {held_out}"
+        text = f"{head}\n\n`{self.options.command}`\n\n![heat map](sweep.png)\n\n"
+        files = {
+            "sweep.md": text + markdown(headings, cells),
+            "sweep.json": json.dumps(content, indent=2) + "\n",
+        }
+        self._write(files)
         best = self.best(scores)
         about = (
-            f"The best of {len(scores)} settings, {100 * (best.accuracy or 0):.2f} % of all clients' validation images right\n"
-            f"({held_out}, seeds {', '.join(map(str, self.seeds))}), chosen by\n  {self.options.command}"
+            f"The best of {len(scores)} settings, {percent(best.accuracy)} % of all clients' "
+            f"validation images right\n({held_out}, seeds {', '.join(map(str, self.seeds))}), chosen "
+            f"by\n  {self.options.command}"
         )
-        chosen = grid.at(self.given, best.point).toml(about)
-        write_atomically(self.base / "best.toml", lambda file: file.write(chosen.encode()))
-        return [self.base / "sweep.md", picture, self.base / "sweep.json", self.base / "best.toml"]
+        self._write({"best.toml": at(self.given, best.point).toml(about)})
+        plots.save(heat_map(scores, title), self.base / "sweep.png")
+        return [self.base / name for name in (*files, "best.toml", "sweep.png")]
+
+    def _write(self, files: Mapping[str, str]) -> None:
+        for name, text in files.items():
+            write_atomically(self.base / name, lambda file, text=text: file.write(text.encode()))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--grid", action="append", default=[], metavar="SETTING=A,B,…",
+        help="values of a setting; may be given several times (default: the paper's grid)")  # fmt: skip
+    add("--seeds", default="", metavar="0,1,…", help="several seeds: the choice is by their mean")
+    add("--halving", action="store_true",
+        help="a quarter of the rounds for all, half for the better half, all for the best quarter")  # fmt: skip
+    add("--drop-checkpoints", action="store_true", help="remove those of a run that is finished")
 
 
 def main() -> int:
-    config, options = cli.parse(sys.argv[1:], "experiments/sweep.py", __doc__ or "", add_options)
+    arguments = (sys.argv[1:], "experiments/sweep.py", __doc__ or "", add_options)
+    config, options = cli.parse(*arguments)
     sweep = Sweep(config, options)
     options.start(config.devices)
-    RunFolder(sweep.base).check()
+    check_writable(sweep.base)
     axes = ", ".join(f"{name} ({len(values)})" for name, values in sweep.grid.items())
-    console.print(f"[bold]{find_method(config.method).title}[/bold] on {config.dataset}: {axes}")
-    for path in sweep.write(sweep.carry_out()):
+    console.print(f"{find_method(config.method).title} on {config.dataset}: {axes}", style="bold")
+    for path in sweep.write(sweep.run()):
         console.print(f"  {path}")
     return 0
 

@@ -227,7 +227,7 @@ def study(
         new = jax.device_get(federation.server["shared_extractor"])
         visits = [visit(federation, c, number, state, old, new) for c, state in before.items()]
         finite = [each for each in visits if _finite(each)]
-        rounds.append({"round": number, "accuracy": record["mean_accuracy"], "visits": finite})
+        rounds.append({"round": number, "accuracy": record.mean_accuracy, "visits": finite})
         if number % max(1, config.rounds // 10) == 0 or number == config.rounds:
             norms = [each["squared_gradient"]["start"] for each in finite]
             shown = f"{np.mean(norms):.3g}" if norms else "not finite"

@@ -1,19 +1,19 @@
 """pFedAFM and the methods it is compared with: federated learning with different models, vectorized in JAX."""
 
-from pfedafm_jax.compare import Comparison
 from pfedafm_jax.config import Config, paper_scale, updated, with_preset
 from pfedafm_jax.data import Dataset, Partition, dataset_from_arrays, load_dataset, make_partition
 from pfedafm_jax.engine import Devices, Federation, setup_devices
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment, load_data, split
-from pfedafm_jax.interface import compare_methods, run
 from pfedafm_jax.methods import method_names, register_method
 from pfedafm_jax.models import describe, register_extractor
+from pfedafm_jax.records import Record, Summary
+from pfedafm_jax.results import Run, read_run, read_runs
+from pfedafm_jax.run import compare, run
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Comparison",
     "Config",
     "Dataset",
     "Devices",
@@ -21,7 +21,10 @@ __all__ = [
     "Federation",
     "Partition",
     "PfedafmError",
-    "compare_methods",
+    "Record",
+    "Run",
+    "Summary",
+    "compare",
     "dataset_from_arrays",
     "describe",
     "load_data",
@@ -29,6 +32,8 @@ __all__ = [
     "make_partition",
     "method_names",
     "paper_scale",
+    "read_run",
+    "read_runs",
     "register_extractor",
     "register_method",
     "run",

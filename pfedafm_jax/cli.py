@@ -13,10 +13,8 @@ from textwrap import fill, shorten
 from typing import Any, NoReturn
 
 import jax
-import numpy as np
 from rich.table import Table
 
-from pfedafm_jax.compare import COLUMNS, cell, human
 from pfedafm_jax.config import (
     CONFIGS,
     GROUPS,
@@ -30,14 +28,11 @@ from pfedafm_jax.config import (
 from pfedafm_jax.data.dataset import check_name
 from pfedafm_jax.engine import join, setup_devices
 from pfedafm_jax.errors import Interrupted, PfedafmError
-from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.models import extractor_names
 from pfedafm_jax.observers import Observer, TensorBoard, WeightsAndBiases
-from pfedafm_jax.plots import architecture_label
 from pfedafm_jax.plugins import load_plugin
-from pfedafm_jax.progress import Watch as Watch  # commands have it from here
-from pfedafm_jax.progress import console
-from pfedafm_jax.settings import Setting, settings_of, suggestion
+from pfedafm_jax.progress import clean, console
+from pfedafm_jax.settings import Setting, bad, settings_of, suggestion
 
 
 @dataclass(frozen=True)
@@ -85,7 +80,7 @@ def guarded(main: Callable[[], int | None]) -> NoReturn:
 
 
 def _leave(message: str, code: int) -> NoReturn:
-    print(message, file=sys.stderr, flush=True)
+    print(clean(message), file=sys.stderr, flush=True)
     if jax.distributed.is_initialized():
         os._exit(code)  # the usual way out waits for the other processes, which may be gone
     sys.exit(code)
@@ -284,6 +279,18 @@ def run_name(config: str) -> str:
     return name[:100] or "run"
 
 
+def seeds(text: str) -> list[int] | None:
+    """`0,1,2` as numbers, each once; None where nothing was said.
+
+    >>> seeds("0,1,1"), seeds("")
+    ([0, 1], None)
+    """
+    try:
+        return list(dict.fromkeys(int(seed) for seed in text.split(","))) if text else None
+    except ValueError:
+        raise bad("seeds", text, "whole numbers like 0,1,2") from None
+
+
 def print_configs() -> None:
     """The named configurations with the first line of each."""
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -291,105 +298,3 @@ def print_configs() -> None:
         table.add_row(name, (CONFIGS / f"{name}.toml").read_text().splitlines()[0].lstrip("# "))
     console.print(table)
     console.print("\npython experiments/run.py --config NAME", style="dim")
-
-
-# ---------------------------------------------------------------------------------------------- words
-
-
-def print_plan(experiment: Experiment, name: str = "", run_dir: str | Path | None = None) -> None:
-    """What the run will do."""
-    config, federation = experiment.config, experiment.federation
-    method = federation.method
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-
-    def networks() -> str:
-        if method.one_network:
-            return f"{config.num_clients} × {architecture_label(method.shared.name)} ({human(method.shared.params)})"
-        sizes = np.bincount(federation.groups, minlength=len(federation.architectures))
-        return ", ".join(
-            f"{size} × {architecture_label(a.name)} ({human(a.params)})"
-            for size, a in zip(sizes, federation.architectures, strict=True)
-        )
-
-    dealt = (
-        f"{config.classes_per_client} of {experiment.dataset.num_classes} classes a client"
-        if config.partition == "pathological"
-        else f"Dirichlet({config.gamma:g})"
-    )
-    sizes = federation.num_train
-    costs = federation.costs(range(config.num_clients))
-    per_round = config.num_participants
-    up, down, flops = (float(np.mean([getattr(c, k) for c in costs])) for k in ("floats_up", "floats_down", "flops"))
-    table.add_row("data", f"{experiment.dataset.source}")
-    table.add_row("split", f"{dealt}, {sizes.min()} to {sizes.max()} training images each ({config.protocol} protocol)")
-    table.add_row("clients", f"{config.num_clients}, {per_round} a round; parameters: {networks()}")
-    table.add_row(
-        "shared",
-        f"{architecture_label(method.shared.name)}, {human(method.shared.extractor_params)} parameters without header",
-    )
-    table.add_row(
-        "training",
-        f"{config.rounds} rounds, E = {config.local_epochs}, batch {config.batch_size}, learning rate {config.rate:g}",
-    )
-    table.add_row(
-        "a round", f"{human(up * per_round)} floats up, {human(down * per_round)} down, {human(flops * per_round)}FLOP"
-    )
-    table.add_row(
-        "device", f"{federation.devices}, {federation.chunk} client{'s' if federation.chunk > 1 else ''} a step"
-    )
-    table.add_row("kernels", str(experiment.kernels))
-    if run_dir is not None:
-        table.add_row("files", f"{run_dir}/")
-    if run_dir is not None and config.checkpoint_every:
-        table.add_row("saved", f"every {config.checkpoint_every} rounds; the same command goes on where it stopped")
-    title = ", ".join(part for part in (config.dataset, name, f"seed {config.seed}") if part)
-    console.print(f"[bold]{method.title}[/bold] on {title}")
-    console.print(table)
-
-
-def percent(value: float | None) -> str:
-    """0.9212 → `92.12 %`."""
-    return "–" if value is None else f"{100 * value:.2f} %"
-
-
-def print_summary(summary: dict[str, Any], paths: Sequence[Path]) -> None:
-    """The end of a run: a short table and where the plots are."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(style="dim")
-    table.add_row(
-        "best mean of participants",
-        percent(summary["best_mean_accuracy"]),
-        f"round {summary['best_round']}; the paper's convention",
-    )
-    table.add_row("last mean of participants", percent(summary["last_mean_accuracy"]), f"round {summary['rounds']}")
-    table.add_row("all clients at the end", percent(summary["final_all_clients_accuracy"]), "unbiased")
-    if summary["spread_over_clients"] is not None:
-        table.add_row("spread over clients", f"{100 * summary['spread_over_clients']:.2f} points", "standard deviation")
-    if summary["rounds_to_target"]:
-        table.add_row(f"rounds to {100 * summary['target_accuracy']:.0f} %", str(summary["rounds_to_target"]), "")
-    table.add_row("time", f"{summary['seconds'] / 60:.1f} min", f"and {summary['compile_seconds']:.0f} s to compile")
-    if summary["diverged_at_round"] is not None:
-        table.add_row(
-            "[red]diverged[/red]",
-            f"round {summary['diverged_at_round']}",
-            f"{summary['clients_not_finite']} updates not finite, kept out",
-        )
-    console.print(table)
-    for path in paths:
-        console.print(f"  {path}")
-
-
-def print_comparison(rows: Sequence[dict[str, Any]]) -> None:
-    """Methods side by side; floats and FLOPs are per client and round."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("method", style="bold", no_wrap=True)
-    for column in COLUMNS:
-        table.add_column(column, justify="right")
-    for row in rows:
-        diverged = "" if row["diverged"] is None else f" [red]diverged at {row['diverged']}[/red]"
-        table.add_row(row["method"] + diverged, *(cell(column, row[column]) for column in COLUMNS))
-    console.print(table)

@@ -1,22 +1,23 @@
-"""A whole run: data, split, federation, rounds, and what they gave."""
+"""A run in memory: data, split, rounds, and what they gave."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from pfedafm_jax import kernels
 from pfedafm_jax.config import Config
-from pfedafm_jax.costs import TARGET_ACCURACY, to_target
 from pfedafm_jax.data import Dataset, Partition, load_dataset, make_partition
 from pfedafm_jax.engine import Devices, Federation
-
-Record = dict[str, Any]
+from pfedafm_jax.records import FORMAT, Record, Summary, mean, summarize, versions
+from pfedafm_jax.results import Run, per_round
 
 
 def load_data(config: Config, data_dir: str | None = None, log: Callable[[str], None] | None = None) -> Dataset:
-    """The dataset of a configuration."""
+    """The dataset of a configuration; `data_dir` is where to find CIFAR, `log` is told of downloads."""
     return load_dataset(
         config.dataset,
         data_dir,
@@ -29,7 +30,7 @@ def load_data(config: Config, data_dir: str | None = None, log: Callable[[str], 
 
 
 def split(config: Config, dataset: Dataset) -> Partition:
-    """The clients' shares of a dataset."""
+    """The clients' shares of a dataset; raises `PfedafmError` where it is too small for them."""
     config.check(dataset)
     return make_partition(
         dataset.labels,
@@ -47,10 +48,11 @@ def split(config: Config, dataset: Dataset) -> Partition:
 
 
 class Experiment:
-    """A run of one method on one split; `rounds()` goes on where it stands, `summary()` says what came out.
+    """A run of one method on one split; `rounds()` runs it from where it stands.
 
-    `records` has one dictionary a round; `per_round()` and `per_client()` are columns for a table; the arrays of
-    `visits` are `[rounds, clients]` with NaN where a client took no part.
+    `records` has a `Record` a round, `evaluations` the accuracies of all clients after the rounds
+    that evaluated them, `{round: {name: [clients]}}`. Everywhere `accuracy` is that of the method's
+    own prediction, and `accuracy/NAME` that of another one.
     """
 
     def __init__(
@@ -69,14 +71,21 @@ class Experiment:
         self.kernels = kernels.choose(config.kernels, log)  # before anything is traced
         self.federation = Federation(config, self.dataset, self.partition, devices)
         self.records: list[Record] = []
-        self._visits: list[dict[str, np.ndarray]] = []  # for each round what its participants reported, [K] each
-        self.evaluations: dict[int, dict[str, np.ndarray]] = {}  # round → accuracies of all clients
+        self.evaluations: dict[int, dict[str, np.ndarray]] = {}
+        self._visits: list[dict[str, np.ndarray]] = []  # a round: what its participants gave, [K]
         self.compile_seconds = 0.0
 
     @property
     def round(self) -> int:
         """Rounds done so far."""
         return len(self.records)
+
+    @property
+    def predictions(self) -> list[str]:
+        """Names of what is evaluated, the method's own prediction first."""
+        return self.federation.predictions
+
+    # ---------------------------------------------------------------------------- rounds
 
     def compile(self) -> None:
         """Compiles all programs; the first round does it otherwise."""
@@ -93,72 +102,72 @@ class Experiment:
             yield self.run_round(evaluate=self.round + 1 == last)
 
     def run_round(self, evaluate: bool = False) -> Record:
-        """One round; all clients are evaluated every `eval_every` rounds and whenever `evaluate` says so."""
+        """One round; all clients are evaluated every `eval_every` rounds, or if `evaluate`."""
         start, number = time.perf_counter(), self.round + 1
-        federation = self.federation
-        result = federation.run_round(number)
-        info = result.info
-        finite = info["finite"]
-        costs = federation.costs(result.participants)
-        judged = self.judged_by
-        record: Record = {
-            "round": number,
-            "mean_accuracy": _mean(info[f"accuracy/{judged}"]),
-            "all_clients_accuracy": None,
-            "loss": _mean(info["loss"][finite]) if finite.any() else None,
-            "seconds": 0.0,
-            "participants": result.participants.tolist(),
-            "not_finite": int(np.sum(~finite)),
-            "accuracy": {name: _mean(info[f"accuracy/{name}"]) for name in self.predictions},
-            "all_clients": None,
-            "floats_up": int(np.sum(info["floats_up"]))
-            if "floats_up" in info
-            else int(sum(c.floats_up for c in costs)),
-            "floats_down": int(np.sum(info["floats_down"]))
-            if "floats_down" in info
-            else int(sum(c.floats_down for c in costs)),
-            "flops": int(sum(cost.flops for cost in costs)),
+        result = self.federation.run_round(number)
+        info = {self._name(name): values for name, values in result.info.items()}
+        finite, costs = info["finite"], self.federation.costs(result.participants)
+        totals = {
+            name: int(sum(info[name] if name in info else [getattr(cost, name) for cost in costs]))
+            for name in ("floats_up", "floats_down", "flops")
         }
-        for name, values in info.items():
-            if name not in ("finite", "loss", "floats_up", "floats_down") and not name.startswith("accuracy/"):
-                record[name] = _mean(values[finite]) if finite.any() else None
+        hidden = ("accuracy", "finite", "loss", *totals)
+        more = {
+            f"mean_{name}" if name.startswith("accuracy/") else name: mean(
+                values if name.startswith("accuracy/") else values[finite]
+            )
+            for name, values in info.items()
+            if name not in hidden
+        }
+        record = Record(
+            round=number,
+            mean_accuracy=mean(info["accuracy"]),
+            all_clients_accuracy=None,
+            loss=mean(info["loss"][finite]),
+            seconds=0.0,
+            participants=result.participants.tolist(),
+            not_finite=int(np.sum(~finite)),
+            **totals,
+            more=more,
+        )
         if evaluate or number % self.config.eval_every == 0:
-            self._evaluate(record)
-        record["seconds"] = round(time.perf_counter() - start, 3)
+            record = self._evaluated(record)
+        record = dataclasses.replace(record, seconds=round(time.perf_counter() - start, 3))
         self._visits.append({name: np.asarray(values, np.float32) for name, values in info.items()})
         self.records.append(record)
         return record
 
-    def _evaluate(self, record: Record) -> None:
-        """Accuracies of all clients as they are now, into the record of the round."""
+    def _name(self, name: str) -> str:
+        """`accuracy/mixed` of the engine is `accuracy`, where that is the method's own prediction."""
+        return "accuracy" if name == f"accuracy/{self.predictions[0]}" else name
+
+    def _evaluated(self, record: Record) -> Record:
+        """The record with the accuracies of all clients as they are now."""
         found = self.federation.evaluate()
-        scores = {name.removeprefix("accuracy/"): np.asarray(values, np.float32) for name, values in found.items()}
-        self.evaluations[record["round"]] = scores
-        record["all_clients_accuracy"] = _mean(scores[self.judged_by])
-        record["all_clients"] = {name: _mean(values) for name, values in scores.items()}
+        scores = {self._name(n): np.asarray(found[n], np.float32) for n in self._accuracies(found)}
+        self.evaluations[record.round] = scores
+        means = {f"all_clients_{name}": mean(values) for name, values in scores.items()}
+        own = means.pop("all_clients_accuracy")
+        return dataclasses.replace(record, all_clients_accuracy=own, more=_without_evaluation(record) | means)
 
-    @property
-    def visits(self) -> dict[str, np.ndarray]:
-        """What participants reported: name → `[rounds, clients]`, NaN where a client took no part."""
-        names = dict.fromkeys(name for row in self._visits for name in row)
-        tables = {name: np.full((self.round, self.config.num_clients), np.nan, np.float32) for name in names}
-        for index, (record, row) in enumerate(zip(self.records, self._visits, strict=True)):
-            for name, values in row.items():
-                tables[name][index, record["participants"]] = values
-        return tables
+    def _accuracies(self, found: Any) -> list[str]:
+        """The engine's names in the method's own order."""
+        return [name for name in (f"accuracy/{one}" for one in self.predictions) if name in found]
 
-    # ------------------------------------------------------------------------------------------ going on
+    # ---------------------------------------------------------------------------- resuming
 
     def history(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Everything so far besides the weights: what goes into JSON, and arrays."""
         visits = list(dict.fromkeys(name for row in self._visits for name in row))
         missing = np.full(self.config.num_participants, np.nan, np.float32)
+        rows = [[row.get(name, missing) for name in visits] for row in self._visits]
+        scores = [list(found.values()) for found in self.evaluations.values()]
         arrays = {
-            "visits": np.array([[row.get(name, missing) for name in visits] for row in self._visits], np.float32),
-            "evaluations": np.array([list(scores.values()) for scores in self.evaluations.values()], np.float32),
+            "visits": np.array(rows, np.float32),
+            "evaluations": np.array(scores, np.float32),
         }
         details = {
-            "records": [dict(record) for record in self.records],
+            "records": [record.as_dict() for record in self.records],
             "visits": visits,
             "evaluations": list(next(iter(self.evaluations.values()), {})),
             "evaluation_rounds": list(self.evaluations),
@@ -168,133 +177,112 @@ class Experiment:
         }
         return details, arrays
 
-    def continue_from(self, details: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    def resume(self, details: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Takes over a history; clients and server must be those of its last round.
 
-        Afterwards the records are those that a run with the present number of rounds would have by now.
+        The records are then those that a run with the present number of rounds would have by now.
         """
-        self.records = details["records"]
-        visits, evaluations = arrays.get("visits"), arrays.get("evaluations")
-        self._visits = [dict(zip(details["visits"], row, strict=True)) for row in ([] if visits is None else visits)]
-        rows = [] if evaluations is None else evaluations
+        self.records = [Record.from_dict(row) for row in details["records"]]
+        rows, scores = arrays.get("visits", []), arrays.get("evaluations", [])
+        self._visits = [dict(zip(details["visits"], row, strict=True)) for row in rows]
         self.evaluations = {
             number: dict(zip(details["evaluations"], row, strict=True))
-            for number, row in zip(details["evaluation_rounds"], rows, strict=True)
+            for number, row in zip(details["evaluation_rounds"], scores, strict=True)
         }
         self.compile_seconds += details["compile_seconds"]
         if self.round == self.config.rounds and self.round not in self.evaluations:
-            self._evaluate(self.records[-1])  # it was not to be the last round, and now is
-        old_last = details["rounds"]
-        if old_last in self.evaluations and old_last < self.config.rounds and old_last % details["eval_every"]:
-            del self.evaluations[old_last]  # it was the last round, and is no more
-            self.records[old_last - 1] |= {"all_clients_accuracy": None, "all_clients": None}
+            # It was not to be the last round, and now is.
+            self.records[-1] = self._evaluated(self.records[-1])
+        old = details["rounds"]
+        if old in self.evaluations and old < self.config.rounds and old % details["eval_every"]:
+            del self.evaluations[old]  # it was the last round, and is no more
+            record = self.records[old - 1]
+            self.records[old - 1] = dataclasses.replace(
+                record, all_clients_accuracy=None, more=_without_evaluation(record)
+            )
+
+    # ---------------------------------------------------------------------------- what came out
+
+    def about(self, command: str = "") -> dict[str, Any]:
+        """The content of `config.json`."""
+        return {
+            "format": FORMAT,
+            "config": self.config.as_dict(),
+            "command": command,
+            "versions": versions(),
+            "devices": str(self.federation.devices),
+            "kernels": str(self.kernels),
+            "data": {"source": self.dataset.source, "digest": self.dataset.digest},
+            "predictions": self.predictions,
+            "architectures": [one.name for one in self.federation.architectures],
+        }
+
+    def summary(self, **timing: float) -> Summary:
+        """The run in numbers."""
+        last = self.evaluations[max(self.evaluations)]["accuracy"] if self.evaluations else None
+        seconds = round(self.compile_seconds, 3)
+        return summarize(self.records, self.about(), last, compile_seconds=seconds, **timing)
+
+    def result(self) -> Run:
+        """What tables and pictures are made of, as if read from a folder."""
+        finished = self.round >= self.config.rounds
+        return Run(self.about(), self.records, self.summary(), finished, arrays=self.client_arrays())
 
     @property
-    def predictions(self) -> list[str]:
-        """Names of what is judged, the method's own first."""
-        return self.federation.predictions
+    def visits(self) -> dict[str, np.ndarray]:
+        """What participants reported: name → `[rounds, clients]`, NaN where one took no part."""
+        names = dict.fromkeys(name for row in self._visits for name in row)
+        shape = (self.round, self.config.num_clients)
+        tables = {name: np.full(shape, np.nan, np.float32) for name in names}
+        for index, (record, row) in enumerate(zip(self.records, self._visits, strict=True)):
+            for name, values in row.items():
+                tables[name][index, record.participants] = values
+        return tables
 
-    @property
-    def judged_by(self) -> str:
-        """The prediction that the method is judged by."""
-        return self.predictions[0]
+    def client_arrays(self) -> dict[str, np.ndarray]:
+        """The content of `clients.npz`, see `results.Run.clients`."""
+        arrays = {f"visits/{name}": rows for name, rows in self.visits.items()}
+        arrays["evaluation_rounds"] = np.array(list(self.evaluations), np.int64)
+        names = [self._name(f"accuracy/{one}") for one in self.predictions]
+        for name in names:
+            rows = np.array([scores[name] for scores in self.evaluations.values()], np.float32)
+            arrays[f"all_clients/{name}"] = rows.reshape(-1, self.config.num_clients)
+        federation = self.federation
+        sizes = {"num_train": federation.num_train, "num_test": federation.num_test}
+        return arrays | {"architecture": federation.groups, **sizes}
 
-    def per_round(self) -> dict[str, np.ndarray]:
-        """Columns of equal length with one number a round, NaN where there is none: `pd.DataFrame(e.per_round())`.
+    def per_round(self) -> pd.DataFrame:
+        """One row a round: every number of `records`."""
+        return per_round(self.records)
 
-        Everything in `records` but who took part; `accuracy/…` and `all_clients/…` are the single predictions.
-        """
-        nested = ("accuracy", "all_clients")
-        names = dict.fromkeys(name for record in self.records for name in record if name != "participants")
-        columns = {n: _column([record.get(n) for record in self.records]) for n in names if n not in nested}
-        for name in nested if self.records else ():
-            for part in self.predictions:
-                columns[f"{name}/{part}"] = _column([(record[name] or {}).get(part) for record in self.records])
-        return columns
+    def per_client(self) -> pd.DataFrame:
+        """One row a client: who it is, and how it did.
 
-    def per_client(self) -> dict[str, np.ndarray]:
-        """Columns of equal length with one entry a client: `pd.DataFrame(experiment.per_client())`.
-
-        `accuracy` is that of the last evaluation of all clients; `loss` and what else a method reports are those of
-        a client's last visit; NaN where there was none.
+        `accuracy` is that of the last evaluation of all clients; `loss` and what else a method
+        reports are those of a client's last visit; NaN where there was none.
         """
         federation, clients = self.federation, np.arange(self.config.num_clients)
         counts = self.partition.class_counts(self.dataset.labels, self.dataset.num_classes)
-        took_part = np.zeros((self.round, len(clients)), bool)
-        for index, record in enumerate(self.records):
-            took_part[index, record["participants"]] = True
-        visits = took_part.sum(axis=0)
-        last = self.round - 1 - np.argmax(took_part[::-1], axis=0) if self.round else np.zeros(len(clients), int)
-        columns: dict[str, np.ndarray] = {
+        visits = self.visits
+        took_part = np.isfinite(visits.get("finite", np.zeros((0, len(clients)))))
+        last = self.round - 1 - np.argmax(took_part[::-1], axis=0) if self.round else clients * 0
+        columns: dict[str, Any] = {
             "client": clients,
-            "architecture": np.array([one.name for one in federation.architectures])[federation.groups],
+            "architecture": np.array([a.name for a in federation.architectures])[federation.groups],
             "num_train": federation.num_train,
             "num_test": federation.num_test,
             "num_classes": (counts > 0).sum(axis=1),
-            "visits": visits,
-            "last_round": np.where(visits > 0, last + 1, 0),
+            "visits": took_part.sum(axis=0),
+            "last_round": np.where(took_part.any(axis=0), last + 1, 0),
         }
         scores = self.evaluations[max(self.evaluations)] if self.evaluations else {}
-        for name in self.predictions:
-            column = "accuracy" if name == self.judged_by else f"accuracy/{name}"
-            columns[column] = np.asarray(scores.get(name, np.full(len(clients), np.nan)), np.float32)
-        for name, rows in self.visits.items():
-            if name != "finite" and not name.startswith("accuracy/"):
+        for name in (self._name(f"accuracy/{one}") for one in self.predictions):
+            columns[name] = scores.get(name, np.full(len(clients), np.nan, np.float32))
+        for name, rows in visits.items():
+            if name != "finite" and not name.startswith("accuracy"):
                 columns[name] = rows[last, clients]
-        return columns
-
-    def client_table(self) -> dict[str, np.ndarray]:
-        """Arrays for `clients.npz`: per-client numbers by round, accuracies of all clients by evaluation, sizes."""
-        federation = self.federation
-        table = {f"visits/{name}": rows for name, rows in self.visits.items()}
-        table["evaluation_rounds"] = np.array(list(self.evaluations), np.int64)
-        for name in self.predictions:
-            rows = [scores[name] for scores in self.evaluations.values()]
-            table[f"all_clients/{name}"] = np.array(rows, np.float32).reshape(-1, self.config.num_clients)
-        table["architecture"] = federation.groups
-        table["num_train"], table["num_test"] = federation.num_train, federation.num_test
-        return table
-
-    def summary(self) -> dict[str, Any]:
-        """The run in one dictionary."""
-        records, config = self.records, self.config
-        means = [r["mean_accuracy"] for r in records if r["mean_accuracy"] is not None]
-        everyone = [r["all_clients_accuracy"] for r in records if r["all_clients_accuracy"] is not None]
-        last = self.evaluations[max(self.evaluations)][self.judged_by] if self.evaluations else None
-        visits = config.num_participants * max(1, len(records))
-        diverged = [r["round"] for r in records if r["not_finite"]]
-        return {
-            "method": config.method,
-            "dataset": config.dataset,
-            "best_mean_accuracy": max(means, default=None),
-            "best_round": next((r["round"] for r in records if means and r["mean_accuracy"] == max(means)), None),
-            "last_mean_accuracy": means[-1] if means else None,
-            "final_all_clients_accuracy": everyone[-1] if everyone else None,
-            "best_all_clients_accuracy": max(everyone, default=None),
-            "spread_over_clients": None if last is None else round(float(np.std(last)), 6),
-            "rounds": len(records),
-            "seconds": round(sum(r["seconds"] for r in records), 3),
-            "compile_seconds": round(self.compile_seconds, 3),
-            "data_source": self.dataset.source,
-            "floats_up_per_client": sum(r["floats_up"] for r in records) / visits,
-            "floats_down_per_client": sum(r["floats_down"] for r in records) / visits,
-            "flops_per_client_round": sum(r["flops"] for r in records) / visits,
-            "diverged_at_round": diverged[0] if diverged else None,
-            "clients_not_finite": sum(r["not_finite"] for r in records),
-            **to_target(records, TARGET_ACCURACY.get(config.dataset)),
-            "config": config.as_dict(),
-        }
+        return pd.DataFrame(columns)
 
 
-def _column(values: list[Any]) -> np.ndarray:
-    """Numbers as an array: whole ones stay whole, None becomes NaN."""
-    if all(isinstance(value, int) for value in values):
-        return np.array(values)
-    return np.array([np.nan if value is None else value for value in values], np.float64)
-
-
-def _mean(values: np.ndarray) -> float | None:
-    """Unweighted mean over clients, rounded for reading; None where there is nothing finite."""
-    finite = np.asarray(values, np.float64)
-    finite = finite[np.isfinite(finite)]
-    return round(float(finite.mean()), 6) if finite.size else None
+def _without_evaluation(record: Record) -> dict[str, float | None]:
+    return {name: v for name, v in record.more.items() if not name.startswith("all_clients_")}

@@ -18,16 +18,17 @@ import numpy as np
 
 from pfedafm_jax.data.atomic import write_atomically
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.experiment import Experiment, Record
-from pfedafm_jax.records import RunFolder, read_rounds
+from pfedafm_jax.experiment import Experiment
+from pfedafm_jax.records import Record, Summary
+from pfedafm_jax.results import Run
 
 
 class Observation(NamedTuple):
     """One round."""
 
-    record: Record  # as in `rounds.jsonl`
+    record: Record
     clients: dict[str, np.ndarray]
-    """Numbers over clients by name: `participants/…` in the order of `record["participants"]`,
+    """Numbers over clients by name: `participants/…` in the order of `record.participants`,
     `all_clients/…` in rounds that evaluate all of them, `vectors/mix` `[participants, features]`
     where a method has it; this last one only as it happens, not when a run is resumed."""
 
@@ -37,8 +38,8 @@ class Observer:
 
     >>> class Printer(Observer):
     ...     def round(self, observation):
-    ...         print(observation.record["round"], observation.record["mean_accuracy"])
-    >>> Printer().round(Observation({"round": 1, "mean_accuracy": 0.5}, {}))
+    ...         print(observation.record.round, observation.record.mean_accuracy)
+    >>> Printer().round(Observation(Record(1, 0.5, None, 1.2, 3.0, [2], 0, 10, 10, 99), {}))
     1 0.5
     """
 
@@ -54,8 +55,8 @@ class Observer:
     def round(self, observation: Observation) -> None:
         """After each round."""
 
-    def finish(self, summary: dict[str, Any]) -> None:
-        """After the last round, with what is in `summary.json`."""
+    def finish(self, summary: Summary) -> None:
+        """After the last round and `summary.json`."""
 
     def close(self) -> None:
         """At the very end of a run, however that came; another `start` may follow."""
@@ -69,85 +70,52 @@ def latest(experiment: Experiment) -> Observation:
     """The round that an experiment has just done."""
     record, federation = experiment.records[-1], experiment.federation
     found = {f"participants/{name}": values for name, values in experiment._visits[-1].items()}
-    for name, values in experiment.evaluations.get(record["round"], {}).items():
-        found[f"all_clients/accuracy/{name}"] = values
+    for name, values in experiment.evaluations.get(record.round, {}).items():
+        found[f"all_clients/{name}"] = values
     # With several processes a participant's state may be in another one.
     if federation.hosts.count == 1 and "mix" in federation.store.start(0):
-        drawn = record["participants"]
+        drawn = record.participants
         found["vectors/mix"] = federation.store.read_parts(("mix",), drawn)["mix"]
     return Observation(record, found)
 
 
-def observations(records: Sequence[Record], table: Mapping[str, np.ndarray]) -> list[Observation]:
+def observations(records: Sequence[Record], arrays: Mapping[str, np.ndarray]) -> list[Observation]:
     """Rounds of the past, from their records and the arrays of `clients.npz`."""
-    evaluated = {int(number): row for row, number in enumerate(table["evaluation_rounds"])}
-    arrays = {name: table[name] for name in table if name.startswith(("visits/", "all_clients/"))}
+    evaluated = {int(number): row for row, number in enumerate(arrays["evaluation_rounds"])}
     past = []
     for index, record in enumerate(records):
         found = {}
         for name, values in arrays.items():
-            kind, what = name.split("/", 1)
+            kind, _, what = name.partition("/")
             if kind == "visits":
-                found[f"participants/{what}"] = values[index, record["participants"]]
-            elif record["round"] in evaluated:
-                found[f"all_clients/accuracy/{what}"] = values[evaluated[record["round"]]]
+                found[f"participants/{what}"] = values[index, record.participants]
+            elif kind == "all_clients" and record.round in evaluated:
+                found[name] = values[evaluated[record.round]]
         past.append(Observation(record, found))
     return past
 
 
-def replay(run_dir: str | Path, observers: Sequence[Observer]) -> None:
+def replay(run: Run | None, observers: Sequence[Observer]) -> None:
     """Tells observers about a finished run that they have not seen."""
-    if not observers:
+    if run is None or run.folder is None or not run.finished:
         return
-    folder = RunFolder(run_dir)
-    config, summary = folder.config(), folder.summary()
-    if config is None or summary is None:
-        raise PfedafmError(f"{run_dir} is not the folder of a finished run")
-    missing = [each for each in observers if not each.has(folder.path, summary["rounds"])]
-    if not missing:
-        return
-    with np.load(folder / "clients.npz") as table:
-        past = observations(read_rounds(run_dir), table)
-    for observer in missing:
+    for observer in observers:
+        if observer.has(run.folder, run.summary.rounds):
+            continue
         try:
-            observer.start(folder.path, config, past)
-            observer.finish(summary)
+            observer.start(run.folder, run.config, observations(run.records, run.clients))
+            observer.finish(run.summary)
         finally:
             observer.close()
 
 
 # ------------------------------------------------------------------------------ what is shown
 
-SECTIONS = {
-    "mean_accuracy": "accuracy/participants",
-    "all_clients_accuracy": "accuracy/all_clients",
-    "accuracy": "accuracy/participants",
-    "all_clients": "accuracy/all_clients",
-    "loss": "training/loss",
-    "not_finite": "training/not_finite",
-    "seconds": "cost/seconds",
-    "floats_up": "cost/floats_up",
-    "floats_down": "cost/floats_down",
-    "flops": "cost/flops",
-}
-
 
 def scalars(record: Record) -> dict[str, float]:
-    """All numbers of a record by name, in sections; what only some methods report is in `method/`.
-
-    >>> scalars({"round": 1, "loss": None, "accuracy": {"small": 0.25}, "mix_mean": 1.0})
-    {'accuracy/participants/small': 0.25, 'method/mix_mean': 1.0}
-    """
-    found = {}
-    for name, value in record.items():
-        if name == "round":
-            continue
-        place = SECTIONS.get(name, f"method/{name}")
-        parts = value if isinstance(value, dict) else {"": value}
-        for part, number in parts.items():
-            if isinstance(number, int | float):
-                found[f"{place}/{part}".rstrip("/")] = float(number)
-    return found
+    """All numbers of a record, by the names that they have in `rounds.jsonl`."""
+    values = record.as_dict()
+    return {name: float(value) for name, value in values.items() if name != "round" and isinstance(value, int | float)}
 
 
 def histograms(observation: Observation) -> dict[str, np.ndarray]:
@@ -195,10 +163,10 @@ class TensorBoard(Observer):
         event = self._proto.Event(wall_time=time.time(), step=len(past) + 1)
         event.session_log.status = self._proto.SessionLog.START
         self._writer.write_event(event)
-        moment = time.time() - sum(row.record["seconds"] for row in past)
+        moment = time.time() - sum(row.record.seconds for row in past)
         for row in past:
-            moment += row.record["seconds"]
-            if row.record["round"] not in known:
+            moment += row.record.seconds
+            if row.record.round not in known:
                 self._write(row, moment)
         self._writer.flush()
 
@@ -216,7 +184,7 @@ class TensorBoard(Observer):
 
     def _write(self, observation: Observation, moment: float) -> None:
         """A round is one event, so that a sudden end leaves all of it or nothing."""
-        event = self._proto.Event(wall_time=moment, step=observation.record["round"])
+        event = self._proto.Event(wall_time=moment, step=observation.record.round)
         for tag, value in scalars(observation.record).items():
             if np.isfinite(value):
                 event.summary.MergeFrom(self._summary.scalar(tag, value))
@@ -293,19 +261,19 @@ class WeightsAndBiases(Observer):
             self.round(observation)
 
     def round(self, observation: Observation) -> None:
-        number = observation.record["round"]
+        number = observation.record.round
         if self._run is None or number < self._run.starting_step:
             return  # the server has it from before
         distributions = {name: self._wandb.Histogram(values) for name, values in histograms(observation).items()}
         self._run.log({**scalars(observation.record), **distributions}, step=number)
 
-    def finish(self, summary: dict[str, Any]) -> None:
+    def finish(self, summary: Summary) -> None:
         if self._run is not None:
-            told = {name: value for name, value in summary.items() if name != "config"}
+            told = {name: value for name, value in summary.as_dict().items() if name != "config"}
             self._run.summary.update(told)
             self._run.finish()
             self._run = None
-            self._keep({"id": self._id, "rounds": summary["rounds"]})
+            self._keep({"id": self._id, "rounds": summary.rounds})
 
     def close(self) -> None:
         if self._run is not None:

@@ -1,18 +1,53 @@
-"""How far a run is: a bar in a terminal or in a notebook, plain lines now and then elsewhere."""
+"""What a run says: its plan, how far it is, what came out; in a terminal, a notebook or a log.
+
+Nothing printed by `console` is markup: names and paths come from outside. Style is given apart,
+by `bold` or `style=`.
+"""
 
 import contextlib
 from collections.abc import Iterator, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
 
-console = Console(highlight=False, soft_wrap=False)
+from pfedafm_jax.experiment import Experiment
+from pfedafm_jax.plots import architecture_label
+from pfedafm_jax.records import Record, Summary
+from pfedafm_jax.results import COLUMNS, Run, cells, human, over_seeds, percent
+
+
+def clean(text: object) -> str:
+    """Text that a terminal shows and does not obey: control characters and half characters escaped.
+
+    >>> clean("a\\x1b[31m \\udcff é")
+    'a\\\\x1b[31m \\\\udcff é'
+    """
+    return "".join(
+        one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode() for one in str(text)
+    )
+
+
+class _Terminal(Console):
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(clean(text), **options)
+
+
+console = _Terminal(markup=False, emoji=False, highlight=False, soft_wrap=False)
+
+
+def bold(text: object) -> Text:
+    """Text in bold, for `console.print`."""
+    return Text(clean(text), "bold")
 
 
 class Cell:
-    """A place in a notebook cell's output that is written anew each time (rich's own way needs ipywidgets)."""
+    """A place in a notebook's output that is written anew each time (rich's needs ipywidgets)."""
 
     def __init__(self, text: str, html: str = ""):
         from IPython.display import display  # pyright: ignore[reportMissingImports]
@@ -41,77 +76,189 @@ def waiting(text: str, hidden: bool = False) -> Iterator[None]:
             yield
 
 
-class Watch:
-    """A progress bar in a terminal or a notebook; plain lines now and then elsewhere. It may cover several runs."""
+class Progress:
+    """A bar in a terminal or a notebook, plain lines now and then elsewhere; over several runs.
 
-    def __init__(self, rounds: int, runs: int = 1, hidden: bool = False):
-        self.rounds, self.best, self.before, self.hidden = rounds, 0.0, 0, hidden
+    `total` is the rounds of all runs; a run begins with `next_run`.
+    """
+
+    def __init__(self, total: int, hidden: bool = False):
+        self.hidden, self.rounds, self.before, self.best = hidden, total, 0, 0.0
         self.cell = Cell("") if console.is_jupyter and not hidden else None
         self.live = console.is_terminal and not console.is_jupyter and not hidden
         self.lines = not (self.live or self.cell or hidden)
-        self.every = max(1, rounds // 20)
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[numbers]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(compact=True),
+        self.bar = bars.Progress(
+            bars.TextColumn("{task.description}", markup=False),
+            bars.MofNCompleteColumn(),
+            bars.BarColumn(bar_width=None),
+            bars.TextColumn("{task.fields[numbers]}", markup=False),
+            bars.TimeElapsedColumn(),
+            bars.TextColumn("left"),
+            bars.TimeRemainingColumn(compact=True),
             console=console,
             disable=not self.live,
         )
-        self.task = self.progress.add_task("round", total=rounds * runs, numbers="")
+        self.task = self.bar.add_task("round", total=total, numbers="")
 
-    def __enter__(self) -> "Watch":
-        self.progress.start()
+    def __enter__(self) -> "Progress":
+        self.bar.start()
         return self
 
     def __exit__(self, *error: Any) -> None:
         if self.live or self.lines:
-            self.progress.stop()
+            self.bar.stop()
 
     def _update(self, **changes: Any) -> None:
-        self.progress.update(self.task, **changes)
+        self.bar.update(self.task, **changes)
         if self.cell is not None:
-            task = self.progress.tasks[0]
-            left = task.time_remaining
-            words = f"{task.description} {task.completed:.0f}/{task.total:.0f}  {task.fields['numbers']}"
+            task = self.bar.tasks[0]
+            left, done, total = task.time_remaining, f"{task.completed:.0f}", f"{task.total:.0f}"
+            words = f"{task.description} {done}/{total}  {task.fields['numbers']}"
             words += f"  {task.elapsed or 0:.0f} s" + (f", {left:.0f} s left" if left else "")
-            bar = f'<progress value="{task.completed}" max="{task.total}" style="width: 16em"></progress> '
-            self.cell.show(words, bar + escape(words))
+            size = f'value="{done}" max="{total}" style="width: 16em"'
+            self.cell.show(words, f"<progress {size}></progress> {escape(words)}")
 
-    def next_run(self, name: str, done: bool = False) -> None:
+    def next_run(self, name: str, rounds: int, done: bool = False) -> None:
         """Another run begins, or is `done` already."""
-        self.best = 0.0
-        self._update(description=name, completed=self.before, numbers="")
+        self.best, self.rounds = 0.0, rounds
+        self._update(description=clean(name), completed=self.before, numbers="")
         if done:
-            self.before += self.rounds
+            self.before += rounds
             self._update(completed=self.before)
         elif self.lines:
-            print(name, flush=True)
+            console.print(name, soft_wrap=True)
 
-    def resume(self, records: Sequence[dict[str, Any]]) -> None:
-        """The run goes on after these."""
-        self.best = max((record["mean_accuracy"] or 0.0 for record in records), default=0.0)
-        self.progress.reset(self.task, completed=self.before + len(records))
+    def resume(self, records: Sequence[Record]) -> None:
+        """The run continues after these."""
+        self.best = max((record.mean_accuracy or 0.0 for record in records), default=0.0)
+        self.bar.reset(self.task, completed=self.before + len(records))
         if not self.hidden:
-            console.print(f"going on after round {len(records)}")
+            console.print(f"resumed after round {len(records)}")
         if len(records) == self.rounds:
             self.before += self.rounds
 
-    def show(self, record: dict[str, Any]) -> None:
+    def show(self, record: Record) -> None:
         """One round more."""
-        mean, loss = record["mean_accuracy"] or 0.0, record["loss"]
-        self.best = max(self.best, mean)
-        loss_text = "not finite" if loss is None else f"{loss:.3f}"
-        numbers = f"acc {100 * mean:.1f} best {100 * self.best:.1f} loss {loss_text}"
-        if record["not_finite"]:
-            numbers += f", {record['not_finite']} not finite"
-        self._update(completed=self.before + record["round"], numbers=numbers)
-        if record["round"] == self.rounds:
+        accuracy, number = record.mean_accuracy or 0.0, record.round
+        self.best = max(self.best, accuracy)
+        loss = "not finite" if record.loss is None else f"{record.loss:.3f}"
+        words = f"acc {100 * accuracy:.1f} best {100 * self.best:.1f} loss {loss}"
+        if record.not_finite:
+            words += f", {record.not_finite} not finite"
+        self._update(completed=self.before + number, numbers=words)
+        if number == self.rounds:
             self.before += self.rounds
-        if self.lines and (record["round"] % self.every == 0 or record["round"] in (1, self.rounds)):
-            everyone = record["all_clients_accuracy"]
-            extra = "" if everyone is None else f"  all clients {100 * everyone:.1f}"
-            print(f"round {record['round']}/{self.rounds}  {numbers}{extra}  {record['seconds']:.1f} s", flush=True)
+        if self.lines and (number % max(1, self.rounds // 20) == 0 or number in (1, self.rounds)):
+            everyone = record.all_clients_accuracy
+            words += "" if everyone is None else f"  all clients {100 * everyone:.1f}"
+            line = f"round {number}/{self.rounds}  {words}  {record.seconds:.1f} s"
+            console.print(line, soft_wrap=True)
+
+
+def in_words(seconds: float) -> str:
+    """A time for people.
+
+    >>> in_words(40), in_words(290), in_words(9000), in_words(400_000)
+    ('40 s', '5 min', '2.5 h', '4.6 days')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
+
+
+# -------------------------------------------------------------------------------- plan and result
+
+
+def print_plan(experiment: Experiment, name: str = "", run_dir: str | Path | None = None) -> None:
+    """What the run will do."""
+    config, federation = experiment.config, experiment.federation
+    method, sizes, chunk = federation.method, federation.num_train, federation.chunk
+    if method.one_network:
+        shared = f"{architecture_label(method.shared.name)} ({human(method.shared.params)})"
+        networks = f"{config.num_clients} × {shared}"
+    else:
+        counts = np.bincount(federation.groups, minlength=len(federation.architectures))
+        networks = ", ".join(
+            f"{count} × {architecture_label(one.name)} ({human(one.params)})"
+            for count, one in zip(counts, federation.architectures, strict=True)
+        )
+    shares = (
+        f"{config.classes_per_client} of {experiment.dataset.num_classes} classes a client"
+        if config.partition == "pathological"
+        else f"Dirichlet({config.gamma:g})"
+    )
+    costs = federation.costs(range(config.num_clients))
+    up, down, flops = (
+        human(config.num_participants * float(np.mean([getattr(cost, part) for cost in costs])))
+        for part in ("floats_up", "floats_down", "flops")
+    )
+    rows = {
+        "data": experiment.dataset.source,
+        "split": f"{shares}, {sizes.min()} to {sizes.max()} training images each ({config.protocol} protocol)",
+        "clients": f"{config.num_clients}, {config.num_participants} a round; parameters: {networks}",
+        "shared": f"{architecture_label(method.shared.name)}, "
+        f"{human(method.shared.extractor_params)} parameters without header",
+        "training": f"{config.rounds} rounds, E = {config.local_epochs}, batch {config.batch_size}, "
+        f"learning rate {config.rate:g}",
+        "a round": f"{up} floats up, {down} down, {flops}FLOP",
+        "device": f"{federation.devices}, {chunk} client{'s' if chunk > 1 else ''} a step",
+        "kernels": str(experiment.kernels),
+    }
+    if run_dir is not None:
+        rows["files"] = f"{run_dir}/"
+        if config.checkpoint_every:
+            rows["saved"] = f"every {config.checkpoint_every} rounds; the same command resumes"
+    where = ", ".join(part for part in (config.dataset, name, f"seed {config.seed}") if part)
+    console.print(Text.assemble((method.title, "bold"), f" on {clean(where)}"))
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    for words in rows.items():
+        table.add_row(*words)
+    console.print(table)
+
+
+def print_summary(summary: Summary, paths: Sequence[Path]) -> None:
+    """The end of a run: a short table and where the pictures are."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(style="dim")
+    for words, value, note in (
+        ("best mean of participants", summary.best_mean_accuracy,
+         f"round {summary.best_round}; the paper's convention"),
+        ("mean of the last ten rounds", summary.last_ten_mean_accuracy, "participants"),
+        ("all clients at the end", summary.final_all_clients_accuracy, "unbiased"),
+    ):  # fmt: skip
+        table.add_row(words, f"{percent(value)} %", note)
+    if summary.spread_over_clients is not None:
+        spread = f"{100 * summary.spread_over_clients:.2f} points"
+        table.add_row("spread over clients", spread, "standard deviation")
+    if summary.rounds_to_target and summary.target_accuracy:
+        target = f"rounds to {100 * summary.target_accuracy:.0f} %"
+        table.add_row(target, str(summary.rounds_to_target), "")
+    compiling = f"and {summary.compile_seconds:.0f} s to compile"
+    table.add_row("time", f"{summary.seconds / 60:.1f} min", compiling)
+    if summary.diverged_at_round is not None:
+        count = f"{summary.clients_not_finite} updates not finite, kept out"
+        table.add_row(Text("diverged", "red"), f"round {summary.diverged_at_round}", count)
+    console.print(table)
+    for path in paths:
+        console.print(f"  {path}")
+
+
+def print_comparison(runs: Sequence[Run]) -> None:
+    """Methods side by side; floats and FLOPs are per client and round."""
+    print_table(["method", *COLUMNS.values()], cells(over_seeds(runs)))
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+    """A table, its first column bold and the others to the right."""
+    table = Table(box=None, pad_edge=False, title=title or None, title_justify="left")
+    for index, heading in enumerate(headings):
+        right, bold_one = ("right", None) if index else ("left", "bold")
+        table.add_column(heading, justify=right, style=bold_one, no_wrap=index == 0)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

@@ -1,38 +1,267 @@
-"""The files of a run: `runs/<name>/` with settings, rounds, clients and summary, all plain JSON and numpy."""
+"""What a run leaves: `Record` is one round, `Summary` the whole, `RunFolder` alone writes them.
+
+    config.json     settings, command, versions, data: all that is needed to run it again
+    partition.npz   who has which images
+    rounds.jsonl    one line a round, a `Record`
+    clients.npz     numbers of single clients by round
+    summary.json    a `Summary`; written last, so where it is, the run is finished
+
+All but the growing `rounds.jsonl` are written atomically. The two JSON files hold their own sha256,
+and `summary.json` holds those of the others. `results.py` reads them; `docs/evaluation.md` says
+which accuracy is which.
+"""
 
 import contextlib
+import dataclasses
+import hashlib
 import importlib.metadata
 import json
+import math
 import platform
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from pfedafm_jax.config import Config
+from pfedafm_jax.data import Partition
 from pfedafm_jax.data.atomic import write_atomically
-from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.experiment import Experiment, Record
+from pfedafm_jax.errors import START_OVER, PfedafmError
 
 try:
     import fcntl
 except ImportError:  # Windows has no such locks
     fcntl = None
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
-LOCK = ".lock"
+FORMAT = 2
+"""Of a run's files; 1 had no number, nested accuracies and no digests."""
+TARGET_ACCURACY = {"cifar10": 0.9, "cifar100": 0.5}  # the paper's targets
+LAST_ROUNDS = 10  # of `last_ten_mean_accuracy`
+LOCK, MARK = ".lock", b"pfedafm_jax"  # the mark tells our folders from others, whatever else is lost
+Kind = TypeVar("Kind")
+
+
+# -------------------------------------------------------------------------------- one round
+
+
+@dataclass(frozen=True)
+class Record:
+    """One round. Accuracies are unweighted means over clients of the method's own prediction."""
+
+    round: int
+    mean_accuracy: float | None  # of the participants, each right after its training
+    all_clients_accuracy: float | None  # of all clients after the round; None: not evaluated
+    loss: float | None  # of the participants' training; None: none was finite
+    seconds: float
+    participants: list[int]
+    not_finite: int  # participants whose update was not finite, and kept out
+    floats_up: int
+    floats_down: int
+    flops: int
+    more: dict[str, float | None] = field(default_factory=dict)
+    """Other predictions, `mean_accuracy/small`, and what the method reports, `mix_mean`."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """A line of `rounds.jsonl`: all on one level."""
+        values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        return values | values.pop("more")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Record":
+        """Reads what `as_dict` gave; `ValueError` where something is missing or of a wrong type."""
+        names = [one.name for one in dataclasses.fields(cls)]
+        more = {name: value for name, value in values.items() if name not in names}
+        return typed(cls, {**{n: values[n] for n in names if n in values}, "more": more})
+
+
+def mean(values: np.ndarray) -> float | None:
+    """Unweighted mean over clients, to six places; None where nothing is finite."""
+    finite = np.asarray(values, np.float64)
+    finite = finite[np.isfinite(finite)]
+    return round(float(finite.mean()), 6) if finite.size else None
+
+
+# -------------------------------------------------------------------------------- the whole run
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in numbers. `docs/evaluation.md` says what each accuracy is good for."""
+
+    method: str
+    dataset: str
+    best_mean_accuracy: float | None
+    best_round: int | None
+    last_mean_accuracy: float | None
+    last_ten_mean_accuracy: float | None
+    """Mean of `mean_accuracy` over the last ten rounds, or all if there are fewer."""
+    final_all_clients_accuracy: float | None
+    best_all_clients_accuracy: float | None
+    spread_over_clients: float | None
+    """Standard deviation between clients at the last evaluation of all of them."""
+    rounds: int
+    seconds: float
+    compile_seconds: float
+    data_source: str
+    floats_up_per_client: float | None
+    floats_down_per_client: float | None
+    flops_per_client_round: float | None
+    diverged_at_round: int | None
+    clients_not_finite: int
+    target_accuracy: float | None
+    rounds_to_target: int | None
+    floats_to_target: int | None
+    flops_to_target: int | None
+    config: dict[str, Any]
+    devices: str
+    versions: dict[str, str]
+    kernels: str = ""  # the form of the operations, and why
+    checkpoint_seconds: float = 0.0  # the run was held up by saving
+    checkpoint_background_seconds: float = 0.0  # saves took beside it
+    format: int = FORMAT
+
+    def as_dict(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+
+
+def summarize(
+    records: Sequence[Record],
+    about: Mapping[str, Any],
+    last_accuracies: np.ndarray | None = None,
+    **timing: Any,
+) -> Summary:
+    """The one place where records become a summary, of a run that is finished or not.
+
+    Args:
+        records: the rounds so far.
+        about: the content of `config.json`.
+        last_accuracies: `[clients]` at the last evaluation of all clients.
+        timing: `compile_seconds`, `checkpoint_seconds`, `checkpoint_background_seconds`.
+    """
+    config = about["config"]
+    means = [r.mean_accuracy for r in records if r.mean_accuracy is not None]
+    everyone = [r.all_clients_accuracy for r in records if r.all_clients_accuracy is not None]
+    last_ten = [r.mean_accuracy for r in records[-LAST_ROUNDS:] if r.mean_accuracy is not None]
+    best = max(means, default=None)
+    visits = sum(len(r.participants) for r in records)
+
+    def per_visit(total: int) -> float | None:
+        return total / visits if visits else None
+
+    return Summary(
+        method=config["method"],
+        dataset=config["dataset"],
+        best_mean_accuracy=best,
+        best_round=next((r.round for r in records if means and r.mean_accuracy == best), None),
+        last_mean_accuracy=means[-1] if means else None,
+        last_ten_mean_accuracy=round(sum(last_ten) / len(last_ten), 6) if last_ten else None,
+        final_all_clients_accuracy=everyone[-1] if everyone else None,
+        best_all_clients_accuracy=max(everyone, default=None),
+        spread_over_clients=(None if last_accuracies is None else round(float(np.std(last_accuracies)), 6)),
+        rounds=len(records),
+        seconds=round(sum(r.seconds for r in records), 3),
+        compile_seconds=timing.pop("compile_seconds", 0.0),
+        data_source=about["data"]["source"],
+        floats_up_per_client=per_visit(sum(r.floats_up for r in records)),
+        floats_down_per_client=per_visit(sum(r.floats_down for r in records)),
+        flops_per_client_round=per_visit(sum(r.flops for r in records)),
+        diverged_at_round=next((r.round for r in records if r.not_finite), None),
+        clients_not_finite=sum(r.not_finite for r in records),
+        **to_target(records, TARGET_ACCURACY.get(config["dataset"])),
+        config=config,
+        devices=about["devices"],
+        versions=about["versions"],
+        kernels=about.get("kernels", ""),
+        **timing,
+    )
+
+
+def to_target(records: Sequence[Record], target: float | None) -> dict[str, Any]:
+    """Rounds, floats in both directions and FLOPs of all participants until the target."""
+    names = ("rounds_to_target", "floats_to_target", "flops_to_target")
+    floats = flops = 0
+    for record in records:
+        floats += record.floats_up + record.floats_down
+        flops += record.flops
+        if target is not None and (record.mean_accuracy or 0.0) >= target:
+            spent = dict(zip(names, (record.round, floats, flops), strict=True))
+            return {"target_accuracy": target, **spent}
+    return {"target_accuracy": target, **dict.fromkeys(names)}
+
+
+# -------------------------------------------------------------------------------- JSON
+
+
+def typed(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
+    """A dataclass from JSON; `ValueError` names what is missing or not of its type."""
+    hints, given = get_type_hints(kind), {}
+    for one in dataclasses.fields(kind):  # type: ignore[arg-type]
+        value = values.get(one.name, one.default)
+        if value is dataclasses.MISSING:
+            raise ValueError(f"{one.name} is missing")
+        if not _fits(value, hints[one.name]):
+            raise ValueError(f"{one.name} is {str(value)[:40]!r}, expected {hints[one.name]}")
+        given[one.name] = value
+    return kind(**given)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if isinstance(hint, UnionType):
+        return any(_fits(value, one) for one in get_args(hint))
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if hint is Any or value is None:
+        return hint in (Any, type(None))
+    if kind is dict:
+        return isinstance(value, dict) and all(_fits(item, inner[1]) for item in value.values())
+    if kind is list:
+        return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
+    if isinstance(value, bool) or kind not in (int, float):
+        return kind is not int and isinstance(value, kind)  # True is an int to Python
+    whole = isinstance(value, int) and abs(value) < 2**63
+    return whole or (kind is float and isinstance(value, float) and math.isfinite(value))
+
+
+def digest(content: Mapping[str, Any]) -> str:
+    """sha256 of a JSON object without its own `sha256`, however it is laid out."""
+    plain = {name: value for name, value in content.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def versions() -> dict[str, str]:
     """What a run was made with."""
-    found = {"python": platform.python_version()}
-    return found | {name: importlib.metadata.version(name) for name in PACKAGES}
+    packages = ("jax", "jaxlib", "flax", "optax", "numpy")
+    installed = {name: importlib.metadata.version(name) for name in packages}
+    return {"python": platform.python_version()} | installed
+
+
+# -------------------------------------------------------------------------------- the folder
+
+
+def check_writable(path: str | Path) -> None:
+    """Raises where a folder cannot be made or written; makes nothing."""
+    place = Path(path).absolute()
+    try:
+        str(path).encode()  # a name that is no text would fail later, in a library
+        if "\0" in str(path):
+            raise ValueError("no name can hold a zero byte")
+        while not place.exists():
+            place = place.parent
+        # Rights alone do not tell: root has all of them, a disk may be read-only.
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise PfedafmError(
+            f"run_dir = {str(path)!r} cannot be used; accepted: a folder that can be written ({str(place)!r}: {reason})"
+        ) from error
 
 
 class RunFolder:
-    """Writes a run's files as it goes; every file but the growing `rounds.jsonl` is written atomically."""
+    """The files of one run, and the lock that lets one process at a time write them."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -40,147 +269,148 @@ class RunFolder:
     def __truediv__(self, name: str) -> Path:
         return self.path / name
 
-    def check(self) -> "RunFolder":
-        """Raises before any work if the folder cannot be made or written, or if a run is at work in it; makes nothing."""
-        place = self.path.absolute()
+    def check(self) -> None:
+        """Raises before any work where the folder cannot be written, is in use, or is not a run's."""
+        check_writable(self.path)
         try:
-            while not place.exists():
-                place = place.parent
-            with tempfile.TemporaryFile(dir=place):  # rights alone do not tell: root has all, a disk may be read-only
-                pass
-            if "\0" in str(self.path):
-                raise ValueError("no name can hold a zero byte")
-        except (OSError, ValueError) as error:
-            reason = (error.strerror if isinstance(error, OSError) else None) or error
-            raise self._unusable(f"{place}: {reason}") from error
-        if (self / LOCK).exists():
+            names = sorted(one.name for one in self.path.iterdir()) if self.path.exists() else []
+        except OSError as error:
+            raise PfedafmError(
+                f"run_dir = {str(self.path)!r} cannot be used; accepted: a folder ({error.strerror})"
+            ) from error
+        if names and not self._is_ours():
+            raise PfedafmError(
+                f"run_dir = {str(self.path)!r} cannot be used; accepted: a new or empty folder, or "
+                f"that of a run (it holds {', '.join(names[:3])}, and no run of this program)"
+            )
+        if LOCK in names:
             with self.lock():
                 pass
-        return self
+
+    def _is_ours(self) -> bool:
+        """By the mark in the lock, or by a `config.json` that only we write."""
+        with contextlib.suppress(OSError):
+            if (self / LOCK).read_bytes()[: len(MARK)] == MARK:
+                return True
+        try:
+            content = json.loads((self / "config.json").read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return False
+        return isinstance(content, dict) and content.keys() >= {"config", "versions", "data"}
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """One run at a time: the lock goes with the process that holds it, however that ends."""
+        """One run at a time: the lock goes with its process, however that ends.
+
+        What a process that was killed left half-written is removed.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = (self / LOCK).open("a+")
+            file = (self / LOCK).open("ab+")
         except OSError as error:
-            raise self._unusable(str(error.strerror or error)) from error
+            raise PfedafmError(
+                f"run_dir = {str(self.path)!r} cannot be used; accepted: a folder that can be "
+                f"written ({error.strerror or error})"
+            ) from error
         with file:
-            if fcntl is not None:
-                try:
+            try:
+                if fcntl is not None:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise PfedafmError(
-                        f"{self.path} is in use by another run; wait for it, or choose another --run-dir"
-                    ) from None
-                except OSError:
-                    pass  # a file system without locks
+            except BlockingIOError:
+                raise PfedafmError(
+                    f"{self.path} is in use by another run; wait for it, or choose another --run-dir"
+                ) from None
+            except OSError:
+                pass  # a file system without locks
+            if file.tell() == 0:
+                file.write(MARK + b"\n")
+                file.flush()
+            for left in self.path.glob(".*.tmp"):
+                left.unlink(missing_ok=True)
             yield
 
-    def _unusable(self, reason: str) -> PfedafmError:
-        return PfedafmError(
-            f"run_dir = {str(self.path)!r} cannot be used; accepted: a folder that can be written ({reason})"
-        )
-
-    def summary(self) -> dict[str, Any] | None:
-        """The summary of a finished run, or None."""
-        return self._read_json("summary.json", "rounds")
-
-    def config(self) -> dict[str, Any] | None:
-        """The settings of the run that is here, or None."""
-        return (self._read_json("config.json", "config") or {}).get("config")
-
-    def _read_json(self, name: str, key: str) -> dict[str, Any] | None:
-        try:
-            content = json.loads((self / name).read_text())
-        except (OSError, ValueError, RecursionError):
-            return None
-        return content if isinstance(content, dict) and key in content else None
-
-    def start(self, experiment: Experiment, command: str) -> None:
-        """Settings, versions, data digest, split and the records so far; what a finished run adds is removed."""
-        self.path.mkdir(parents=True, exist_ok=True)
+    def start(self, about: Mapping[str, Any], partition: Partition, records: Sequence[Record]) -> None:
+        """Settings, split and the records so far; what a finished run adds is removed."""
         for name in ("summary.json", "clients.npz"):
             (self / name).unlink(missing_ok=True)
-        self._json(
-            "config.json",
-            {
-                "config": experiment.config.as_dict(),
-                "command": command,
-                "versions": versions(),
-                "devices": str(experiment.federation.devices),
-                "kernels": str(experiment.kernels),
-                "data": {"source": experiment.dataset.source, "digest": experiment.dataset.digest},
-            },
-        )
-        experiment.partition.save(self / "partition.npz")
-        lines = "".join(json.dumps(record) + "\n" for record in experiment.records)
+        self._json("config.json", about)
+        partition.save(self / "partition.npz")
+        self._write_records(records)
+
+    def _write_records(self, records: Sequence[Record]) -> None:
+        lines = "".join(json.dumps(record.as_dict()) + "\n" for record in records)
         write_atomically(self / "rounds.jsonl", lambda file: file.write(lines.encode()))
 
     def add(self, record: Record) -> None:
-        """One line of `rounds.jsonl`."""
-        with open(self / "rounds.jsonl", "a") as file:
-            file.write(json.dumps(record) + "\n")
+        """One line more of `rounds.jsonl`."""
+        with open(self / "rounds.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(record.as_dict()) + "\n")
 
-    def finish(self, experiment: Experiment, **more: Any) -> dict[str, Any]:
-        """Per-client arrays and, last of all, the summary, which says that the run is finished; returns it."""
-        table: dict[str, Any] = experiment.client_table()
-        write_atomically(self / "clients.npz", lambda file: np.savez_compressed(file, **table))
-        summary = {
-            **experiment.summary(),
-            **more,
-            "versions": versions(),
-            "devices": str(experiment.federation.devices),
-            "kernels": str(experiment.kernels),
+    def finish(self, summary: Summary, records: Sequence[Record], clients: Mapping[str, np.ndarray]) -> None:
+        """Numbers of single clients, the records once more, and last of all the summary."""
+        arrays: dict[str, Any] = dict(clients)
+        write_atomically(self / "clients.npz", lambda file: np.savez_compressed(file, **arrays))
+        self._write_records(records)  # whatever happened to the file meanwhile
+        names = ("config.json", "partition.npz", "rounds.jsonl", "clients.npz")
+        files = {
+            name: hashlib.sha256((self / name).read_bytes()).hexdigest() for name in names if (self / name).exists()
         }
-        self._json("summary.json", summary)
-        return summary
+        self._json("summary.json", {**summary.as_dict(), "files": files})
 
-    def _json(self, name: str, content: dict[str, Any]) -> None:
-        text = json.dumps(content, indent=2) + "\n"
+    def _json(self, name: str, content: Mapping[str, Any]) -> None:
+        text = json.dumps({**content, "sha256": digest(content)}, indent=2) + "\n"
         write_atomically(self / name, lambda file: file.write(text.encode()))
 
 
-def read_rounds(path: str | Path) -> list[Record]:
-    """The records of a run folder."""
-    with open(Path(path) / "rounds.jsonl") as file:
-        return [json.loads(line) for line in file if line.strip()]
+# -------------------------------------------------------------------------------- settings
 
-
-NOT_IN_RESULTS = ("rounds", "eval_every", "devices", "clients_per_step", "kernels", "store", "checkpoint_every")
-"""Settings that a run may go on with after a change: what it has computed so far would have been the same.
+NOT_IN_RESULTS = (
+    "rounds", "eval_every", "devices", "clients_per_step", "kernels", "store", "checkpoint_every",
+)  # fmt: skip
+"""Settings that may change when a run is resumed: its rounds so far would have been the same.
 
 (Devices and clients per step within float tolerance; see `docs/determinism.md`.)
 """
 
 
-def differences(stored: dict[str, Any], config: Config) -> list[str]:
-    """Settings that make another run of a stored one, as `setting: stored → asked`; empty if it may go on."""
-    before, after = _flat(Config(method=config.method).as_dict()) | _flat(stored), _flat(config.as_dict())
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings on one level, `pfedafm.mix_fixed`; tuples as lists, as JSON has them."""
+    found = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def differences(stored: Mapping[str, Any], config: Config) -> list[str]:
+    """Settings that make another run of a stored one, `setting: stored → asked`; [] if it may go on."""
+    usual = flat(Config(method=config.method).as_dict())  # of settings that came later
+    before, after = usual | flat(stored), flat(config.as_dict())
     free = set(NOT_IN_RESULTS)
     if config.method == "fedkd" and config.fedkd.coding != "none":
         free.discard("rounds")  # how much its coding keeps rises until the last round
-    names = [n for n in dict.fromkeys([*after, *before]) if "." not in n or n.startswith(f"{config.method}.")]
+
+    def shown(values: Mapping[str, Any], name: str) -> str:
+        value = values.get(name, "(unknown)")
+        return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+    missing = object()
     return [
-        f"{name}: {_shown(before, name)} → {_shown(after, name)}"
-        for name in names
-        if name not in free and (name not in before or name not in after or before[name] != after[name])
+        f"{name}: {shown(before, name)} → {shown(after, name)}"
+        for name in dict.fromkeys([*after, *before])
+        if name not in free
+        and ("." not in name or name.startswith(f"{config.method}."))  # of another method
+        and before.get(name, missing) != after.get(name, missing)
     ]
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one level, `pfedafm.mix_fixed`; tuples as lists, as JSON has them."""
-    flat = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = list(value) if isinstance(value, tuple) else value
-    return flat
-
-
-def _shown(values: dict[str, Any], name: str) -> str:
-    if name not in values:
-        return "(unknown)"
-    return ",".join(values[name]) if isinstance(values[name], list) else str(values[name])
+def refuse_other_settings(place: str | Path, found: Sequence[str]) -> None:
+    """Raises where a folder holds a run that differs in `found`."""
+    if found:
+        raise PfedafmError(
+            f"{place} holds a run with other settings:\n  "
+            + "\n  ".join(found)
+            + f"\n{START_OVER}, another --run-dir leaves it as it is"
+        )

@@ -68,7 +68,7 @@ def test_rounds_and_summary_have_what_users_read(finished):
     with np.load(folder / "clients.npz") as table:
         assert table["visits/mix_mean"].shape == (3, 10)
         assert np.isfinite(table["visits/mix_mean"]).sum() == 12
-        assert table["all_clients/mixed"].shape == (2, 10)
+        assert table["all_clients/accuracy"].shape == (2, 10)
 
 
 def test_starting_a_finished_run_again_says_so_and_changes_nothing(finished):

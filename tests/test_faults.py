@@ -73,7 +73,7 @@ def assert_same_run(folder: Path, other: Path) -> None:
             np.testing.assert_array_equal(a[name], b[name])
 
 
-def test_sigterm_saves_and_the_same_command_goes_on(tmp_path):
+def test_sigterm_saves_and_the_same_command_resumes(tmp_path):
     process = command(tmp_path / "run", "--rounds", "100000", "--checkpoint-every", "1000")
     wait_until(lambda: len(rows(tmp_path / "run")) >= 3, process)
     process.send_signal(signal.SIGTERM)
@@ -81,7 +81,7 @@ def test_sigterm_saves_and_the_same_command_goes_on(tmp_path):
     assert code == 143 and "stopped after round" in err and "Traceback" not in err, err
     done = len(rows(tmp_path / "run"))
     code, out, err = end(command(tmp_path / "run", "--rounds", str(done + 2)))
-    assert code == 0 and f"going on after round {done}" in out, out + err
+    assert code == 0 and f"resumed after round {done}" in out, out + err
     assert [row["round"] for row in rows(tmp_path / "run")] == list(range(1, done + 3))
 
 
@@ -148,7 +148,7 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.faults
-def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_space(small_disk, tmp_path):
+def test_a_full_disk_is_told_and_the_run_resumes_when_there_is_space(small_disk, tmp_path):
     place, enlarge = small_disk
     code, out, err = end(command(place / "run", "--rounds", "400"))
     assert code == 1 and "no space left" in err and "Free some" in err and "Traceback" not in err, (code, err)
@@ -157,7 +157,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_space(small_disk,
     assert code in (1, 2) and "o space left" in err and "Traceback" not in err, (code, err)
     enlarge()
     code, out, err = end(command(place / "run", "--rounds", str(done + 5)))
-    assert code == 0 and "going on after round" in out and "skipped" not in out, out + err
+    assert code == 0 and "resumed after round" in out and "skipped" not in out, out + err
     assert end(command(tmp_path / "whole", "--rounds", str(done + 5)))[0] == 0
     assert_same_run(place / "run", tmp_path / "whole")
 
@@ -172,7 +172,7 @@ def test_files_that_may_not_grow_are_told(tmp_path):
 
 @pytest.mark.faults
 def test_fifty_kills_change_nothing(tmp_path, capfd):
-    """kill -9 at random moments, start-up and saves included; after each the same command goes on."""
+    """kill -9 at random moments, start-up and saves included; after each the same command resumes."""
     draw, run, rounds = random.Random(0), tmp_path / "run", "300"
     start = time.monotonic()
     assert end(command(tmp_path / "whole", "--rounds", rounds))[0] == 0
@@ -191,7 +191,7 @@ def test_fifty_kills_change_nothing(tmp_path, capfd):
         assert code == -signal.SIGKILL, f"ended by itself after {time.monotonic() - began:.0f} s: {out}{err}"
         kills += 1
         assert "Traceback" not in err and "skipped" not in out + err
-        assert "going on after" not in out or f"going on after round {saved}\n" in out
+        assert "resumed after" not in out or f"resumed after round {saved}\n" in out
         manifests = sorted(run.glob("checkpoints/round-*.json"))
         now = read_manifest(manifests[-1])["round"] if manifests else 0
         assert now >= saved, "a checkpoint was lost"
@@ -204,7 +204,7 @@ def test_fifty_kills_change_nothing(tmp_path, capfd):
         in_a_save += not half <= before
         before = half
     code, out, err = end(command(run, "--rounds", rounds))
-    assert code == 0 and f"going on after round {saved}" in out, out + err
+    assert code == 0 and f"resumed after round {saved}" in out, out + err
     assert_same_run(run, tmp_path / "whole")
     with capfd.disabled():
         print(

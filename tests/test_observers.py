@@ -9,21 +9,23 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from by_hand import record, run_by_hand
 
-from pfedafm_jax import cli, runner
+from pfedafm_jax import cli, plots
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.observers import Observation, Observer, TensorBoard, WeightsAndBiases, replay, scalars
-from pfedafm_jax.records import read_rounds
-from pfedafm_jax.runner import run_into
+from pfedafm_jax.results import read_run
+from pfedafm_jax.run import Task, look, train
 
 ROUNDS = 5
+SUMMARY = run_by_hand([record(n) for n in range(1, ROUNDS + 1)]).summary
 
 
 @pytest.fixture(autouse=True, scope="module")
 def no_pictures():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner.plots, "draw_all", lambda *arguments: [])
+        patch.setattr(plots, "draw_all", lambda *arguments: [])
         yield
 
 
@@ -43,6 +45,10 @@ def make(config, dataset, partition):
     return made
 
 
+def run_into(folder, experiment, observers):
+    train(experiment, look(Task(experiment.config, folder)), observers=observers)
+
+
 class Notes(Observer):
     """Notes what it is told; `stop` is the round after which it fails."""
 
@@ -55,11 +61,11 @@ class Notes(Observer):
 
     def round(self, observation):
         self.seen.append(observation)
-        if observation.record["round"] == self.stop:
+        if observation.record.round == self.stop:
             raise KeyboardInterrupt
 
     def finish(self, summary):
-        self.heard.append(("finish", summary["rounds"]))
+        self.heard.append(("finish", summary.rounds))
 
     def close(self):
         self.heard.append("close")
@@ -87,15 +93,16 @@ def shown(folder):
 def test_an_observer_is_told_everything(straight):
     folder, notes, experiment = straight
     assert notes.heard == [("start", 0), ("finish", ROUNDS), "close"]
-    assert [seen.record for seen in notes.seen] == read_rounds(folder)
+    assert [seen.record for seen in notes.seen] == read_run(folder).records
     for index, seen in enumerate(notes.seen):
-        mixed = seen.clients["participants/accuracy/mixed"]
-        np.testing.assert_array_equal(mixed, experiment.visits["accuracy/mixed"][index, seen.record["participants"]])
+        mixed = seen.clients["participants/accuracy"]
+        np.testing.assert_array_equal(mixed, experiment.visits["accuracy"][index, seen.record.participants])
         assert seen.clients["vectors/mix"].shape == (3, 12)
         np.testing.assert_allclose(
             seen.clients["vectors/mix"].mean(axis=1), seen.clients["participants/mix_mean"], 1e-6
         )
-        assert ("all_clients/accuracy/mixed" in seen.clients) == (seen.record["all_clients"] is not None)
+        evaluated = seen.record.all_clients_accuracy is not None
+        assert ("all_clients/accuracy" in seen.clients) == ("all_clients/accuracy/small" in seen.clients) == evaluated
 
 
 def test_a_run_that_goes_on_tells_what_was_before(straight, make, tmp_path):
@@ -108,13 +115,13 @@ def test_a_run_that_goes_on_tells_what_was_before(straight, make, tmp_path):
     run_into(tmp_path / "run", make(), observers=[second, TensorBoard()])
     assert second.heard == [("start", 2), ("finish", ROUNDS), "close"]
     for ours, theirs in zip(second.seen, straight[1].seen, strict=True):
-        assert {**ours.record, "seconds": 0} == {**theirs.record, "seconds": 0}
+        assert replace(ours.record, seconds=0) == replace(theirs.record, seconds=0)
         for name in theirs.clients.keys() - {"vectors/mix"}:
             np.testing.assert_array_equal(ours.clients[name], theirs.clients[name])
     # TensorBoard shows every round once, the mix vectors of those before the checkpoint too.
     ours, theirs = shown(tmp_path / "run"), shown(straight[0])
     assert ours[0].keys() == theirs[0].keys() and ours[1].keys() == theirs[1].keys()
-    for tag in theirs[0].keys() - {"cost/seconds"}:
+    for tag in theirs[0].keys() - {"seconds"}:
         assert ours[0][tag] == theirs[0][tag]
     for tag, events in theirs[1].items():
         assert [(e.step, e.histogram_value) for e in ours[1][tag]] == [(e.step, e.histogram_value) for e in events]
@@ -126,10 +133,10 @@ def test_tensorboard_reads_the_same_numbers(straight):
     assert numbers.keys() == {tag for seen in notes.seen for tag in scalars(seen.record)}
     for tag, found in numbers.items():
         records = [seen.record for seen in notes.seen if tag in scalars(seen.record)]
-        assert found == [(r["round"], pytest.approx(scalars(r)[tag], rel=1e-6)) for r in records]
+        assert found == [(r.round, pytest.approx(scalars(r)[tag], rel=1e-6)) for r in records]
     for event, seen in zip(distributions["vectors/mix"], notes.seen, strict=True):
         values, told = seen.clients["vectors/mix"], event.histogram_value
-        assert event.step == seen.record["round"] and told.num == sum(told.bucket) == values.size
+        assert event.step == seen.record.round and told.num == sum(told.bucket) == values.size
         assert (told.min, told.max) == (values.min(), values.max())
         assert told.sum == pytest.approx(values.sum()) and told.bucket_limit[-1] == 1.0
 
@@ -137,16 +144,17 @@ def test_tensorboard_reads_the_same_numbers(straight):
 def test_what_is_not_finite_is_left_out(tmp_path):
     board, clients = TensorBoard(), {"c": np.array([np.nan]), "d": np.array([np.inf, 7.0])}
     board.start(tmp_path, {}, [])
-    board.round(Observation({"round": 300, "loss": float("nan"), "seconds": 2.0}, clients))
+    board.round(Observation(replace(record(300, None), loss=float("nan")), clients))
     board.close()
     numbers, distributions = shown(tmp_path)
-    assert numbers == {"cost/seconds": [(300, 2.0)]} and list(distributions) == ["d"]
+    assert numbers["seconds"] == [(300, 2.0)] and list(distributions) == ["d"]
+    assert numbers.keys() == {"seconds", "not_finite", "floats_up", "floats_down", "flops"}
     assert distributions["d"][0].histogram_value.num == 1
 
 
 def test_a_run_that_starts_over_replaces_what_tensorboard_had(tmp_path):
     def row(number, value):
-        return Observation({"round": number, "loss": value, "seconds": 1.0}, {})
+        return Observation(replace(record(number), loss=value), {})
 
     board = TensorBoard()  # one observer for several starts
     for past, new in (([], [1, 2, 3]), ([], [1, 2]), ([row(1, 2.0)], [2, 3])):
@@ -154,26 +162,24 @@ def test_a_run_that_starts_over_replaces_what_tensorboard_had(tmp_path):
         for number in new:
             board.round(row(number, 2.0 * number))
         board.close()
-    assert shown(tmp_path)[0]["training/loss"] == [(1, 2.0), (2, 4.0), (3, 6.0)]
+    assert shown(tmp_path)[0]["loss"] == [(1, 2.0), (2, 4.0), (3, 6.0)]
     assert board.has(tmp_path, 3) and not board.has(tmp_path, 4)
 
 
 def test_a_finished_run_can_be_told_later_and_is_told_once(straight, make, tmp_path):
     folder, seen = straight[0], straight[1].seen
     notes = Notes()
-    replay(folder, [notes])
+    replay(read_run(folder), [notes])
     assert notes.heard == [("start", ROUNDS), ("finish", ROUNDS), "close"]
     for ours, theirs in zip(notes.seen, seen, strict=True):
         assert ours.record == theirs.record and ours.clients.keys() == theirs.clients.keys() - {"vectors/mix"}
     before = sorted(folder.glob("*tfevents*"))
     assert TensorBoard().has(folder, ROUNDS)
-    replay(folder, [TensorBoard()])
+    replay(read_run(folder), [TensorBoard()])
     assert sorted(folder.glob("*tfevents*")) == before
     shutil.copytree(folder, unseen := tmp_path / "unseen", ignore=shutil.ignore_patterns("*tfevents*"))
-    replay(unseen, [TensorBoard()])
+    replay(read_run(unseen), [TensorBoard()])
     assert shown(unseen)[0] == shown(folder)[0]
-    with pytest.raises(PfedafmError, match="not the folder of a finished run"):
-        replay(tmp_path, [notes])
 
 
 # ---------------------------------------------------------------------------------------------- Weights & Biases
@@ -221,10 +227,14 @@ def test_wandb_stays_one_run_and_gets_each_round_once(straight, tmp_path, monkey
     for observation in seen[2:]:
         observer.round(observation)
     assert not observer.has(tmp_path, ROUNDS)
-    observer.finish({"rounds": ROUNDS, "best_mean_accuracy": 0.5, "config": config})
+    observer.finish(SUMMARY)
     observer.close()
     assert [step for step, _ in second.logs] == [4, 5] and second.finished == [0]
-    assert second.summary == {"rounds": ROUNDS, "best_mean_accuracy": 0.5} and observer.has(tmp_path, ROUNDS)
+    assert (
+        second.summary["best_mean_accuracy"] == 0.5
+        and "config" not in second.summary
+        and observer.has(tmp_path, ROUNDS)
+    )
     one, two = first.inits[0], second.inits[0]
     assert one["id"] == two["id"] == json.loads((tmp_path / "wandb.json").read_text())["id"]
     assert two["resume"] == "allow" and two["config"] == config and two["project"] == "project"
@@ -274,7 +284,7 @@ def test_the_real_wandb_writes_it_all_offline(straight, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     observer = WeightsAndBiases("project")
     observer.start(tmp_path, {"rounds": ROUNDS}, straight[1].seen)
-    observer.finish({"rounds": ROUNDS, "best_mean_accuracy": 0.5})
+    observer.finish(SUMMARY)
     observer._wandb.teardown()
     (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     found = list(wandb_records(path))

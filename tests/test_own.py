@@ -93,7 +93,7 @@ def test_the_example_extractors_learn_on_the_engine(dataset, config):
     partition = Partition(tuple(rows[:, :40]), tuple(rows[:, 40:]), tuple(rows[:, :0]))
     experiment = Experiment(config, dataset, partition)
     records = list(experiment.rounds(2))
-    assert all(record["not_finite"] == 0 for record in records)
+    assert all(record.not_finite == 0 for record in records)
     visits = experiment.visits["loss"]
     assert np.nanmean(visits[-1]) < np.nanmean(visits[0])
     assert np.isfinite(visits[:, 0::2]).any() and np.isfinite(visits[:, 1::2]).any()  # one of each kind at least
@@ -339,7 +339,7 @@ def test_the_guide_runs_as_it_stands(tmp_path, monkeypatch, capsys):
         if block.startswith("# my_"):
             (tmp_path / block.splitlines()[0][2:]).write_text(block)
         exec(compile(block, "docs/extending.md", "exec"), vars(guide))
-    assert guide.experiment.records[-1]["round"] == 2 and guide.experiment.federation.method.settings.strength == 0.01
+    assert guide.experiment.records[-1].round == 2 and guide.experiment.federation.method.settings.strength == 0.01
     text = "\n".join(re.findall(r"```bash\n(.*?)```", DOCS, re.DOTALL)).replace("\\\n", "")
     commands = [shlex.split(line) for line in text.splitlines() if line.startswith("python")]
     assert len(commands) == 4

@@ -1,52 +1,33 @@
 """Pictures of saved runs: which runs, under which names, with which numbers; and the command that draws them."""
 
-import json
 import runpy
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from by_hand import record, run_by_hand
 
 from pfedafm_jax import plots
-from pfedafm_jax.config import Config, updated
-from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.saved_runs import differing, grouped, labels, read_runs
+from pfedafm_jax.results import grouped, per_round, read_runs
 
 COMMAND = Path(__file__).parent.parent / "experiments" / "plot.py"
 FLOATS = {"pfedafm": 100, "standalone": 0, "fd": 1}
 
 
-def record(number, accuracy, floats=1, seconds=2.0):
-    everyone = accuracy if number % 2 == 0 else None
-    costs = {"floats_up": floats, "floats_down": 2 * floats, "flops": 5, "seconds": seconds}
-    return {"round": number, "mean_accuracy": accuracy, "all_clients_accuracy": everyone, "loss": 1 / number, **costs}
-
-
-def saved(folder, rounds=6, **settings):
-    """A run's folder as the runner leaves it, with accuracies that grow with seed and round."""
-    folder.mkdir(parents=True)
-    config = updated(Config(), settings)
-    (folder / "config.json").write_text(json.dumps({"config": config.as_dict()}))
-    rows = [
-        record(n, 0.1 * n + 0.01 * config.seed, FLOATS[config.method], 1 + config.seed) for n in range(1, rounds + 1)
-    ]
-    (folder / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Three methods, two seeds each."""
+    """Three methods, two seeds each, with accuracies that grow with seed and round."""
     base = tmp_path_factory.mktemp("runs")
-    for method in FLOATS:
+    for method, floats in FLOATS.items():
         for seed in (0, 1):
-            saved(base / f"{method}-seed{seed}", method=method, seed=seed)
+            rounds = [record(n, 0.1 * n + 0.01 * seed, floats=floats, seconds=1.0 + seed) for n in range(1, 7)]
+            run_by_hand(rounds, base / f"{method}-seed{seed}", method=method, seed=seed)
     return base
 
 
 def test_curves_have_what_a_run_cost_so_far():
-    rows = [record(1, 0.1), record(2, None), record(3, 0.3), record(4, 0.5)]
+    rows = per_round([record(1, 0.1), record(2, None), record(3, 0.3), record(4, 0.5, everyone=0.5)])
     for x, expected in {"rounds": [1, 3, 4], "floats": [3, 9, 12], "flops": [5, 15, 20], "seconds": [2, 6, 8]}.items():
         along, values = plots.curve(rows, x)
         np.testing.assert_allclose(along, expected)
@@ -58,31 +39,8 @@ def test_curves_have_what_a_run_cost_so_far():
     assert [len(part) for part in plots.curve(rows[:1], y="all_clients", window=5)] == [0, 0]
 
 
-def test_runs_are_named_by_what_differs(tmp_path, folder):
-    found = read_runs([folder / "pfedafm-seed1", folder / "fd-seed0"])
-    assert labels(found) == ["pFedAFM, seed 1", "FD, seed 0"]
-    one = saved(tmp_path / "one", gamma=0.1, flip=True, fd={"gamma": 9.0}, devices=1)
-    two = saved(tmp_path / "two", learning_rate=0.5, pfedafm={"mix_fixed": 0.5})
-    # Not among them: what matters only to another split or method, and what changes no result.
-    assert labels(read_runs([one, two])) == [
-        "flip, learning rate 0.02, no mix fixed", "no flip, learning rate 0.5, mix fixed 0.5",
-    ]  # fmt: skip
-    three = saved(tmp_path / "three", pfedafm={"mix_fixed": 0.25})
-    assert labels(read_runs([two, three])) == ["learning rate 0.5, mix fixed 0.5", "learning rate 0.02, mix fixed 0.25"]
-    four = saved(tmp_path / "four", pfedafm={"mix_fixed": 0.25})
-    assert labels(read_runs([three, four])) == ["three", "four"]
-    assert labels(read_runs([three, four, folder / "fd-seed0"]))[:2] == ["pFedAFM (three)", "pFedAFM (four)"]
-    assert labels(read_runs([one])) == ["one"] and labels(read_runs([one, one])) == ["one"]
-
-
-def test_a_folder_stands_for_the_runs_in_it_and_groups_for_their_runs(folder):
-    runs = read_runs([folder])
-    assert len(runs) == 6 and differing(runs) == ["method", "seed"]
-    together = grouped(runs, ["method"])
-    assert {name: [run.settings["seed"] for run in found] for name, found in together.items()} == {
-        "FD": [0, 1], "pFedAFM": [0, 1], "Standalone": [0, 1],
-    }  # fmt: skip
-    figure = plots.curves({name: [run.records for run in found] for name, found in together.items()})
+def test_several_runs_are_a_mean_and_a_band(folder):
+    figure = plots.curves(grouped(read_runs([folder]), ["method"]))
     axes = figure.axes[0]
     assert len(axes.lines) == 3 and len(axes.collections) == 3
     np.testing.assert_allclose(axes.lines[0].get_ydata(), 10 * np.arange(1, 7) + 0.5)
@@ -91,7 +49,7 @@ def test_a_folder_stands_for_the_runs_in_it_and_groups_for_their_runs(folder):
 
 
 def test_runs_at_different_places_are_joined_between_their_points(folder):
-    runs = {"pFedAFM": [run.records for run in read_runs([folder / "pfedafm-seed0", folder / "pfedafm-seed1"])]}
+    runs = {"pFedAFM": read_runs([folder / "pfedafm-seed0", folder / "pfedafm-seed1"])}
     line = plots.curves(runs, x="seconds").axes[0].lines[0]  # rounds take 1 s and 2 s
     along, values = line.get_data()
     assert (along[0], along[-1]) == (2, 6)
@@ -99,26 +57,18 @@ def test_runs_at_different_places_are_joined_between_their_points(folder):
 
 
 def test_short_runs_are_smoothed_less(folder):
-    runs = {"FD": [run.records for run in read_runs([folder / "fd-seed0"])]}
-    axes = plots.compare_records(runs).axes[0]
+    runs = {"FD": read_runs([folder / "fd-seed0"])}
+    axes = plots.compare_runs(runs["FD"]).axes[0]
     assert len(axes.lines[0].get_xdata()) == 6 and "mean of" not in axes.get_ylabel()
     assert "mean of 5 points" in plots.curves(runs, window=5).axes[0].get_ylabel()
 
 
 def test_methods_that_send_little_much_and_nothing_fit_one_picture(folder):
-    runs = {label: [run.records for run in found] for label, found in grouped(read_runs([folder]), ["method"]).items()}
+    runs = grouped(read_runs([folder]), ["method"])
     axes = plots.curves(runs, x="floats").axes[0]
     assert axes.get_xscale() == "log"
     assert {line.get_label() for line in axes.lines} == {"FD", "pFedAFM", "Standalone (sends nothing)"}
     assert plots.curves(runs, x="flops").axes[0].get_xscale() == "linear"
-
-
-def test_a_run_that_is_being_written_is_drawn_as_far_as_it_is(tmp_path):
-    folder = saved(tmp_path / "run", rounds=3)
-    with open(folder / "rounds.jsonl", "a") as file:
-        file.write('{"round": 4, "mean_ac')
-    (run,) = read_runs([folder])
-    assert [row["round"] for row in run.records] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
@@ -128,7 +78,7 @@ def test_the_command_draws_and_says_what_and_where(suffix, folder, tmp_path, mon
     with pytest.raises(SystemExit, match="0"):
         runpy.run_path(str(COMMAND), run_name="__main__")
     said = capsys.readouterr().out
-    assert "pFedAFM" in said and "61.00 %" in said and f"picture.{suffix}" in said.replace("\n", "")
+    assert "pFedAFM" in said and "61.00" in said and f"picture.{suffix}" in said.replace("\n", "")
     assert out.read_bytes()[:5] in (b"\x89PNG\r", b"%PDF-", b"<?xml")
 
 
@@ -152,7 +102,9 @@ def test_bad_input_ends_with_code_2_and_one_message(arguments, said, folder, tmp
     assert said in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-def test_a_run_without_a_round_is_told(tmp_path):
-    folder = saved(tmp_path / "run", rounds=0)
-    with pytest.raises(PfedafmError, match="nothing to draw yet"):
-        read_runs([folder])
+def test_a_run_without_a_round_is_told(tmp_path, monkeypatch, capsys):
+    run_by_hand([], tmp_path / "run", finished=False)
+    monkeypatch.setattr(sys, "argv", ["plot.py", str(tmp_path / "run")])
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_path(str(COMMAND), run_name="__main__")
+    assert "nothing to draw yet" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Runs and comparisons as calls, and their results as columns for a table."""
+"""Runs and comparisons as calls, and their results as tables."""
 
 import contextlib
 import io
@@ -11,10 +11,13 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from by_hand import record
 
 import pfedafm_jax
-from pfedafm_jax import PfedafmError, compare_methods, plots, progress, run, runner
+from pfedafm_jax import PfedafmError, compare, plots, progress, read_run, run
 from pfedafm_jax.experiment import Experiment
+from pfedafm_jax.results import over_seeds, table
+from pfedafm_jax.run import Task, look, run_all
 
 ROUNDS = 3
 
@@ -52,7 +55,7 @@ def in_folder(silent):
 
 
 def rows(experiment):
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in experiment.records]
+    return [replace(record, seconds=0) for record in experiment.records]
 
 
 def weights(experiment):
@@ -111,34 +114,32 @@ def test_a_notebook_gets_a_bar_that_is_written_anew(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
     monkeypatch.setattr(progress.console, "is_jupyter", True)
-    record = {"mean_accuracy": 0.5, "loss": 1.25, "not_finite": 0, "all_clients_accuracy": None, "seconds": 0.1}
-    with progress.Watch(rounds=2) as watch:
+    with progress.Progress(2) as bar:
         for number in (1, 2):
-            watch.show({**record, "round": number})
+            bar.show(replace(record(number), loss=1.25))
     assert [data["text/plain"].split("  ")[0] for data in shown] == ["", "round 1/2", "round 2/2"]
     assert 'value="2" max="2"' in shown[-1]["text/html"] and "acc 50.0 best 50.0 loss 1.250" in shown[-1]["text/html"]
 
 
-def test_columns_by_round_are_numbers_of_equal_length(in_memory):
+def test_the_table_by_round_has_numbers_only(in_memory):
     table = in_memory.per_round()
-    assert {column.shape for column in table.values()} == {(ROUNDS,)}
-    assert all(column.dtype.kind in "if" for column in table.values())
+    assert len(table) == ROUNDS and all(kind.kind in "if" for kind in table.dtypes)
     assert table["round"].tolist() == [1, 2, 3] and table["floats_up"].dtype.kind == "i"
     records = in_memory.records
-    assert table["mean_accuracy"].tolist() == [record["mean_accuracy"] for record in records]
-    assert table["accuracy/small"].tolist() == [record["accuracy"]["small"] for record in records]
-    assert np.isnan(table["all_clients/mixed"]).tolist() == [True, False, False]  # evaluated after rounds 2 and 3
-    assert "participants" not in table
+    assert table["mean_accuracy"].tolist() == [record.mean_accuracy for record in records]
+    assert table["mean_accuracy/small"].tolist() == [record.more["mean_accuracy/small"] for record in records]
+    for name in ("all_clients_accuracy", "all_clients_accuracy/large"):
+        assert table[name].isna().tolist() == [True, False, False]  # evaluated after rounds 2 and 3
+    assert "participants" not in table and "mean_accuracy/mixed" not in table  # which is mean_accuracy
 
 
-def test_columns_by_client_say_who_it_is_and_how_it_did(in_memory, partition, dataset):
+def test_the_table_by_client_says_who_it_is_and_how_it_did(in_memory, partition, dataset):
     table = in_memory.per_client()
-    assert {column.shape for column in table.values()} == {(6,)}
-    assert table["architecture"].tolist() == ["small_a", "small_b"] * 3
+    assert len(table) == 6 and table["architecture"].tolist() == ["small_a", "small_b"] * 3
     assert table["num_train"].tolist() == [21, 16, 29, 5, 19, 24] and table["num_test"].tolist()[4] == 70
     held = np.concatenate([partition.train[3], partition.test[3]])
     assert table["num_classes"][3] == len(set(dataset.labels[held].tolist()))
-    drawn = [record["participants"] for record in in_memory.records]
+    drawn = [record.participants for record in in_memory.records]
     for client in range(6):
         took_part = [number for number, clients in enumerate(drawn, start=1) if client in clients]
         assert table["visits"][client] == len(took_part)
@@ -146,57 +147,99 @@ def test_columns_by_client_say_who_it_is_and_how_it_did(in_memory, partition, da
         assert np.isnan(table["mix_mean"][client]) == (not took_part)
         if took_part:
             assert table["mix_mean"][client] == in_memory.visits["mix_mean"][max(took_part) - 1, client]
-    np.testing.assert_array_equal(table["accuracy"], in_memory.evaluations[3]["mixed"])
-    np.testing.assert_array_equal(table["accuracy/large"], in_memory.evaluations[3]["large"])
+    np.testing.assert_array_equal(table["accuracy"], in_memory.evaluations[3]["accuracy"])
+    np.testing.assert_array_equal(table["accuracy/large"], in_memory.evaluations[3]["accuracy/large"])
 
 
-def test_columns_before_the_first_round(settings, dataset, partition):
+def test_tables_before_the_first_round(settings, dataset, partition):
     experiment = Experiment(settings, dataset, partition)
-    assert experiment.per_round() == {}
+    assert experiment.per_round().empty and experiment.summary().rounds == 0
     table = experiment.per_client()
     assert table["visits"].tolist() == [0] * 6 and np.isnan(table["accuracy"]).all()
 
 
-def test_records_and_columns_go_into_pandas(in_memory):
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame(in_memory.records)
-    assert frame["mean_accuracy"].dtype == float and frame["all_clients_accuracy"].isna().tolist() == [
-        True,
-        False,
-        False,
-    ]
-    assert pandas.DataFrame(in_memory.per_round()).shape[0] == ROUNDS
-    by_architecture = pandas.DataFrame(in_memory.per_client()).groupby("architecture")["accuracy"].mean()
-    assert by_architecture["small_a"] == pytest.approx(in_memory.evaluations[3]["mixed"][::2].mean(), rel=1e-5)
+def test_what_a_folder_gives_is_what_the_call_gave(in_folder, in_memory):
+    experiment, folder = in_folder
+    read, live = read_run(folder), experiment.result()
+    assert read.records == live.records and read.predictions == live.predictions == ["mixed", "small", "large"]
+    assert read.clients.keys() == live.clients.keys()
+    for name, array in live.clients.items():
+        np.testing.assert_array_equal(read.clients[name], array)
+    timing = {"seconds": 0, "compile_seconds": 0, "checkpoint_seconds": 0, "checkpoint_background_seconds": 0}
+    same = [replace(run.summary, config={}, **timing) for run in (read, live, in_memory.result())]
+    assert same[0] == same[1] == same[2]
 
 
 def test_figures_show_themselves_in_notebooks(in_memory):
-    figure = plots.accuracy_by_round(in_memory.records)
+    figure = plots.accuracy_by_round(in_memory.per_round(), in_memory.predictions)
     assert figure._repr_png_().startswith(b"\x89PNG")  # pyright: ignore
     assert "participants, mixed model" in {line.get_label() for line in figure.axes[0].lines}
+
+
+def test_a_picture_that_cannot_be_drawn_costs_a_line_and_not_the_run(
+    settings, dataset, partition, tmp_path, monkeypatch, capsys
+):
+    def fails(*arguments, **options):
+        assert (tmp_path / "run" / "summary.json").exists()  # on disk before any picture
+        raise RuntimeError("no such font")
+
+    monkeypatch.setattr(plots, "save", fails)
+    short = replace(settings, rounds=1, architectures=("small_b",), method="standalone")
+    assert run(short, dataset, partition, run_dir=tmp_path / "run", progress=False).round == 1
+    said = capsys.readouterr().err
+    assert "accuracy.png could not be drawn (RuntimeError: no such font)" in said and "Traceback" not in said
+    assert read_run(tmp_path / "run").finished
+
+
+def test_a_damaged_file_of_a_finished_run_is_written_anew_from_its_checkpoint(
+    in_folder, settings, dataset, partition, tmp_path, capsys
+):
+    for name in ("rounds.jsonl", "clients.npz", "summary.json", "config.json"):
+        shutil.copytree(in_folder[1], tmp_path / name)
+        (tmp_path / name / name).write_bytes(b"?")
+        again = run(settings, dataset, partition, run_dir=tmp_path / name, progress=False)
+        assert f"{name}' is damaged" in capsys.readouterr().err
+        assert again.records == in_folder[0].records and read_run(tmp_path / name).finished
+        shutil.rmtree(tmp_path / name / "checkpoints")
+        (tmp_path / name / name).write_bytes(b"?")
+        with pytest.raises(PfedafmError, match=f"{name}' is damaged"):  # nothing to write it from
+            run(settings, dataset, partition, run_dir=tmp_path / name, progress=False)
+
+
+@pytest.mark.parametrize(
+    "name", ["$a_b$", "[/bold][red]", "%s {x} <b>&amp;", ":smile: é \u202e", "line\nbreak", "a" * 200]
+)
+def test_any_name_is_only_a_name(name, settings, dataset, partition, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(plots, "draw_all", lambda *arguments: [])
+    short = replace(
+        settings, rounds=1, checkpoint_every=0, architectures=("small_b",), method="standalone", dataset=name
+    )
+    run(short, dataset, partition, run_dir=tmp_path / name, name=name)
+    run_all([look(Task(short, tmp_path / name))])
+    said = capsys.readouterr().out.replace("\n", "")
+    assert progress.clean(name).replace("\n", "") in said and "finished already" in said
 
 
 def test_a_comparison_is_the_same_in_memory_and_in_a_folder(
     settings, dataset, partition, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(runner.plots, "draw_all", lambda *arguments: [])
+    monkeypatch.setattr(plots, "draw_all", lambda *arguments: [])
     short = replace(settings, rounds=1, architectures=("small_b",))
     share = {"dataset": dataset, "partition": partition}
-    live = compare_methods(short, ["standalone", "lg_fedavg"], **share, progress=False)
-    kept = compare_methods(short, "standalone", [5, 6], **share, run_dir=tmp_path, progress=False)
-    again = compare_methods(short, ["standalone"], [5, 6], **share, run_dir=tmp_path)
+    live = compare(short, ["standalone", "lg_fedavg"], **share, progress=False)
+    kept = compare(short, "standalone", [5, 6], **share, run_dir=tmp_path, progress=False)
+    again = compare(short, ["standalone"], [5, 6], **share, run_dir=tmp_path)
     said = capsys.readouterr().out
     assert "Standalone" in said and str(tmp_path / "compare.png") in said.replace("\n", "")
-    assert [(run.method, run.seed) for run in kept.runs] == [("standalone", 5), ("standalone", 6)]
-    assert kept.per_run() == again.per_run() and kept.curves() == again.curves()
-    first, same = ({k: v for k, v in c.per_run()[0].items() if k != "seconds"} for c in (live, kept))
-    assert first == same and first["seed"] == 5
-    assert kept.rows[0]["runs"] == 2 and json.loads((tmp_path / "compare.json").read_text()) == again.rows
-    assert len(plots.compare_records(live.curves()).axes[0].lines) == 2
-    assert [text.get_text() for text in plots.accuracy_by_floats(live.rows).axes[0].texts] == [
-        "Standalone",
-        "LG-FedAvg",
-    ]
+    assert [(run.config["method"], run.config["seed"]) for run in kept] == [("standalone", 5), ("standalone", 6)]
+    assert [run.records for run in kept] == [run.records for run in again] and table(kept).equals(table(again))
+    assert replace(live[0].records[0], seconds=0) == replace(kept[0].records[0], seconds=0)
+    rows = json.loads((tmp_path / "compare.json").read_text())
+    assert rows[0]["runs"] == 2 and rows[0]["method"] == "Standalone"
+    frame = over_seeds(again)
+    assert rows[0]["best_mean_accuracy"]["mean"] == frame.loc["Standalone", ("best_mean_accuracy", "mean")]
+    assert len(plots.compare_runs(live).axes[0].lines) == 2
+    assert [text.get_text() for text in plots.accuracy_by_floats(live).axes[0].texts] == ["Standalone", "LG-FedAvg"]
 
 
 @pytest.mark.parametrize(
@@ -210,4 +253,4 @@ def test_a_comparison_is_the_same_in_memory_and_in_a_folder(
 )
 def test_bad_comparisons_are_refused_before_any_work(methods, seeds, said, settings):
     with pytest.raises(PfedafmError, match=said):
-        compare_methods(settings, methods, seeds, progress=False)
+        compare(settings, methods, seeds, progress=False)

@@ -1,4 +1,4 @@
-"""A run that stops and goes on is the same run, to the last bit."""
+"""A run that stops and is resumed is the same run, to the last bit."""
 
 import json
 import shutil
@@ -9,15 +9,17 @@ import jax
 import numpy as np
 import pytest
 
-from pfedafm_jax import runner
+from pfedafm_jax import plots
 from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.config import updated
 from pfedafm_jax.engine import draw_participants
 from pfedafm_jax.errors import Interrupted, PfedafmError
 from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.interruption import Interruption
-from pfedafm_jax.records import RunFolder, differences, read_rounds
-from pfedafm_jax.runner import checkpoint_folder, finished_summary, run_into
+from pfedafm_jax.observers import Observer
+from pfedafm_jax.records import RunFolder, differences
+from pfedafm_jax.results import read_run
+from pfedafm_jax.run import Task, checkpoint_folder, look, train
+from pfedafm_jax.signals import Signals
 
 ROUNDS = 7
 
@@ -26,7 +28,7 @@ ROUNDS = 7
 def no_pictures():
     """Pictures take longer than these runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner.plots, "draw_all", lambda *arguments: [])
+        patch.setattr(plots, "draw_all", lambda *arguments: [])
         yield
 
 
@@ -56,8 +58,34 @@ def make(dataset, partition):
 def straight(make, settings, tmp_path_factory):
     """The run that nothing interrupts, with its folder."""
     experiment, folder = make(settings), tmp_path_factory.mktemp("straight") / "run"
-    run_into(folder, experiment)
+    train_in(folder, experiment)
     return experiment, folder
+
+
+class Notes(Observer):
+    """Notes how many rounds a run had behind it, and ends it where `after` says so."""
+
+    def __init__(self, end=None, after=0):
+        self.end, self.after, self.before = end, after, None
+
+    def start(self, run_dir, config, past):
+        self.before = len(past)
+
+    def round(self, observation):
+        if observation.record.round == self.after:
+            self.end()
+
+
+def train_in(folder, experiment, *, fresh=False, notes=None, **options):
+    """Runs an experiment in a folder, as `run` does; returns how many rounds it was resumed after."""
+    notes = notes or Notes()
+    standing = look(Task(experiment.config, folder), fresh=fresh)
+    train(experiment, standing, observers=[notes], **options)
+    return notes.before
+
+
+def state(settings, folder, **options):
+    return look(Task(settings, folder), **options).state
 
 
 def weights(experiment):
@@ -67,7 +95,7 @@ def weights(experiment):
 
 
 def rows(folder):
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_rounds(folder)]
+    return [{**record.as_dict(), "seconds": 0} for record in read_run(folder).records]
 
 
 def assert_same_run(one, folder, other, other_folder):
@@ -75,32 +103,27 @@ def assert_same_run(one, folder, other, other_folder):
         assert a.dtype == b.dtype and a.tobytes() == b.tobytes()
     assert rows(folder) == rows(other_folder)
     assert [row["round"] for row in rows(folder)] == list(range(1, one.config.rounds + 1))
-    with np.load(folder / "clients.npz") as a, np.load(other_folder / "clients.npz") as b:
-        assert sorted(a.files) == sorted(b.files)
-        for name in a.files:
-            np.testing.assert_array_equal(a[name], b[name])
-    ours, theirs = (RunFolder(path).summary() for path in (folder, other_folder))
-    assert ours is not None and theirs is not None
+    ours, theirs = read_run(folder), read_run(other_folder)
+    assert ours.finished and theirs.finished and ours.clients.keys() == theirs.clients.keys()
+    for name in ours.clients:
+        np.testing.assert_array_equal(ours.clients[name], theirs.clients[name])
     timing = {"seconds", "compile_seconds", "checkpoint_seconds", "checkpoint_background_seconds", "config"}
-    assert {k: v for k, v in ours.items() if k not in timing} == {k: v for k, v in theirs.items() if k not in timing}
+    a, b = ours.summary.as_dict(), theirs.summary.as_dict()
+    assert {k: v for k, v in a.items() if k not in timing} == {k: v for k, v in b.items() if k not in timing}
 
 
 class Crash(Exception):
     """The process dies here."""
 
 
-def crash_after(number):
-    def show(record):
-        if record["round"] == number:
-            raise Crash
-
-    return show
-
-
 def crashed(folder, experiment, number):
     """Runs until after the record of a round, and leaves everything as a sudden end would."""
+
+    def crash():
+        raise Crash
+
     with pytest.raises(Crash):
-        run_into(folder, experiment, show=crash_after(number))
+        train_in(folder, experiment, notes=Notes(crash, number))
 
 
 @pytest.mark.parametrize("number", (1, 2, 4, 7))
@@ -109,9 +132,8 @@ def test_a_run_that_ends_after_any_round_goes_on_to_the_same_bits(number, make, 
     with open(tmp_path / "run" / "rounds.jsonl", "a") as file:
         file.write('{"round": 99, "mean_ac')  # a line cut off in the middle
     resumed = make(settings)
-    before: list = []
-    run_into(tmp_path / "run", resumed, resumed=before.extend)
-    assert len(before) == (number - 1) // 2 * 2  # it ended before the save of its own round
+    before = train_in(tmp_path / "run", resumed)
+    assert before == (number - 1) // 2 * 2  # it ended before the save of its own round
     assert_same_run(resumed, tmp_path / "run", *straight)
 
 
@@ -119,48 +141,46 @@ def test_a_run_may_be_interrupted_again_and_again(make, settings, straight, tmp_
     for number in (1, 3, 4, 6, 7):
         crashed(tmp_path / "run", make(settings), number)
     resumed = make(settings)
-    run_into(tmp_path / "run", resumed)
+    train_in(tmp_path / "run", resumed)
     assert_same_run(resumed, tmp_path / "run", *straight)
 
 
 def test_the_store_on_disk_goes_on_from_one_in_memory(make, settings, straight, tmp_path):
     crashed(tmp_path / "run", make(replace(settings, store="memory")), 5)
     resumed = make(replace(settings, store="disk"))
-    run_into(tmp_path / "run", resumed)
+    train_in(tmp_path / "run", resumed)
     assert_same_run(resumed, tmp_path / "run", *straight)
 
 
 def test_a_finished_run_with_more_rounds_is_the_longer_run(make, settings, straight, tmp_path):
-    run_into(tmp_path / "run", make(replace(settings, rounds=4)))
+    train_in(tmp_path / "run", make(replace(settings, rounds=4)))
     assert rows(tmp_path / "run")[3]["all_clients_accuracy"] is not None  # it was the last round
-    assert finished_summary(replace(settings, rounds=4), tmp_path / "run") is not None
-    assert finished_summary(settings, tmp_path / "run") is None
+    assert state(replace(settings, rounds=4), tmp_path / "run") == "done"
+    assert state(settings, tmp_path / "run") == "started"
     longer = make(settings)
-    run_into(tmp_path / "run", longer)
+    train_in(tmp_path / "run", longer)
     assert_same_run(longer, tmp_path / "run", *straight)
 
 
 def test_an_unfinished_run_with_fewer_rounds_is_the_shorter_run(make, settings, tmp_path):
     crashed(tmp_path / "run", make(settings), 5)
     shorter, whole = make(replace(settings, rounds=4)), make(replace(settings, rounds=4))
-    run_into(tmp_path / "run", shorter)
-    run_into(tmp_path / "whole", whole)
+    train_in(tmp_path / "run", shorter)
+    train_in(tmp_path / "whole", whole)
     assert_same_run(shorter, tmp_path / "run", whole, tmp_path / "whole")
 
 
 def test_fresh_starts_over(make, settings, straight, tmp_path):
     crashed(tmp_path / "run", make(replace(settings, seed=6)), 5)
-    before: list = []
     again = make(settings)
-    run_into(tmp_path / "run", again, fresh=True, resumed=before.extend)
-    assert before == []
+    assert train_in(tmp_path / "run", again, fresh=True) == 0
     assert_same_run(again, tmp_path / "run", *straight)
 
 
 def test_a_finished_run_is_known_as_such_whatever_the_machine(settings, straight):
     _, folder = straight
-    assert finished_summary(replace(settings, devices=2, store="disk", eval_every=1), folder) is not None
-    assert finished_summary(settings, folder, fresh=True) is None
+    assert state(replace(settings, devices=2, store="disk", eval_every=1), folder) == "done"
+    assert state(settings, folder, fresh=True) == "again"
 
 
 def test_other_settings_are_refused_with_the_differences(make, settings, tmp_path):
@@ -168,12 +188,12 @@ def test_other_settings_are_refused_with_the_differences(make, settings, tmp_pat
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     other = replace(settings, learning_rate=0.5, seed=6, rounds=9)
     with pytest.raises(PfedafmError) as caught:
-        finished_summary(other, tmp_path / "run")
+        look(Task(other, tmp_path / "run"))
     text = str(caught.value)
     assert "learning_rate: 0.05 → 0.5\n" in text and "seed: 5 → 6\n" in text and "rounds:" not in text
     assert "--fresh" in text and "--run-dir" in text
     with pytest.raises(PfedafmError, match="seed: 5 → 6"):
-        run_into(tmp_path / "run", make(replace(settings, seed=6)))
+        train_in(tmp_path / "run", make(replace(settings, seed=6)))
     assert files == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
@@ -181,22 +201,24 @@ def test_other_data_is_refused(make, settings, dataset, partition, tmp_path):
     crashed(tmp_path / "run", make(settings), 3)
     other = replace(dataset, digest="0" * 64)
     with pytest.raises(PfedafmError, match="data: sha256"):
-        run_into(tmp_path / "run", Experiment(settings, other, partition))
+        train_in(tmp_path / "run", Experiment(settings, other, partition))
     swapped = replace(partition, train=partition.train[::-1])
     with pytest.raises(PfedafmError, match="split: sha256"):
-        run_into(tmp_path / "run", Experiment(settings, dataset, swapped))
+        train_in(tmp_path / "run", Experiment(settings, dataset, swapped))
 
 
 def test_fewer_rounds_than_were_done_are_refused(settings, straight):
     with pytest.raises(PfedafmError, match="rounds = 3 cannot be used; accepted: 7 or more"):
-        finished_summary(replace(settings, rounds=3), straight[1])
+        look(Task(replace(settings, rounds=3), straight[1]))
+    assert state(replace(settings, rounds=3), straight[1], longer=True) == "done"
 
 
 def test_a_finished_run_without_checkpoints_is_not_thrown_away(make, settings, tmp_path):
-    run_into(tmp_path / "run", make(replace(settings, rounds=2, checkpoint_every=0)))
+    train_in(tmp_path / "run", make(replace(settings, rounds=2, checkpoint_every=0)))
     assert not checkpoint_folder(tmp_path / "run").exists()
-    with pytest.raises(PfedafmError, match="no checkpoint to go on from; --fresh"):
-        finished_summary(settings, tmp_path / "run")
+    with pytest.raises(PfedafmError, match="no checkpoint to resume from; --fresh"):
+        look(Task(settings, tmp_path / "run"))
+    assert state(settings, tmp_path / "run", longer=True) == "again"
 
 
 def test_the_number_of_rounds_is_part_of_fedkd(config):
@@ -215,10 +237,10 @@ SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in ("lg_fedavg",
 def test_other_methods_go_on_too(method, make, settings, tmp_path):
     own = replace(settings, method=method, rounds=3, checkpoint_every=1)
     whole = make(own)
-    run_into(tmp_path / "whole", whole)
+    train_in(tmp_path / "whole", whole)
     crashed(tmp_path / "run", make(own), 2)
     resumed = make(own)
-    run_into(tmp_path / "run", resumed)
+    train_in(tmp_path / "run", resumed)
     assert_same_run(resumed, tmp_path / "run", whole, tmp_path / "whole")
 
 
@@ -227,27 +249,21 @@ def test_clients_that_hand_on_go_on_too(make, settings, tmp_path):
     released = {"aggregation": "last", "pfedafm": {"mix_relay": True, "leak_momentum": True}}
     own = updated(settings, {**released, "rounds": 3, "checkpoint_every": 1, "same_start": False})
     whole = make(own)
-    run_into(tmp_path / "whole", whole)
+    train_in(tmp_path / "whole", whole)
     crashed(tmp_path / "run", make(own), 3)
     resumed = make(own)
-    run_into(tmp_path / "run", resumed)
+    train_in(tmp_path / "run", resumed)
     assert_same_run(resumed, tmp_path / "run", whole, tmp_path / "whole")
 
 
 def test_a_signal_ends_the_run_after_its_round_and_saves_it(make, settings, straight, tmp_path):
-    interruption = Interruption()
-
-    def show(record):
-        if record["round"] == 3:
-            interruption.signal_number = 15
-
+    signals = Signals()
+    notes = Notes(lambda: setattr(signals, "received", 15), 3)
     with pytest.raises(Interrupted, match="stopped after round 3 of 7") as caught:
-        run_into(tmp_path / "run", make(settings), show=show, interruption=interruption)
+        train_in(tmp_path / "run", make(settings), notes=notes, signals=signals)
     assert caught.value.exit_code == 143
-    before: list = []
     resumed = make(settings)
-    run_into(tmp_path / "run", resumed, resumed=before.extend)
-    assert len(before) == 3
+    assert train_in(tmp_path / "run", resumed) == 3
     assert_same_run(resumed, tmp_path / "run", *straight)
 
 
@@ -255,8 +271,8 @@ def test_a_folder_in_use_is_refused(settings, straight):
     _, folder = straight
     more = replace(settings, rounds=ROUNDS + 1)
     with RunFolder(folder).lock(), pytest.raises(PfedafmError, match="in use by another run"):
-        finished_summary(more, folder)
-    assert finished_summary(more, folder) is None
+        look(Task(more, folder))
+    assert state(more, folder) == "started"
 
 
 def test_a_damaged_last_checkpoint_is_named_and_the_one_before_used(make, settings, straight, tmp_path):
@@ -268,10 +284,9 @@ def test_a_damaged_last_checkpoint_is_named_and_the_one_before_used(make, settin
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     said: list = []
-    before: list = []
     resumed = make(settings)
-    run_into(tmp_path / "run", resumed, resumed=before.extend, log=said.append)
-    assert len(before) == 4 and len(said) == 1 and largest in said[0] and said[0].startswith("warning:")
+    assert train_in(tmp_path / "run", resumed, log=said.append) == 4
+    assert len(said) == 1 and largest in said[0] and said[0].startswith("warning:")
     assert_same_run(resumed, tmp_path / "run", *straight)
 
 
@@ -279,7 +294,7 @@ def test_a_finished_run_keeps_its_last_and_its_best(straight):
     experiment, folder = straight
     kept = Checkpoints(checkpoint_folder(folder)).manifests()
     saved = [2, 4, 6, 7]
-    best = max(saved, key=lambda n: (experiment.records[n - 1]["mean_accuracy"], -n))
+    best = max(saved, key=lambda n: (experiment.records[n - 1].mean_accuracy, -n))
     assert set(kept) == {7, best}
     assert not list(folder.rglob("*.pkl")) and not list(folder.rglob("*tmp*"))
 
@@ -295,7 +310,7 @@ def test_checkpoints_lie_beside_runs_where_there_is_a_place_for_them(tmp_path):
 
 def test_checkpoints_change_nothing(make, settings, straight, tmp_path):
     without = make(replace(settings, checkpoint_every=0))
-    run_into(tmp_path / "run", without)
+    train_in(tmp_path / "run", without)
     assert rows(tmp_path / "run") == rows(straight[1])
     for a, b in zip(jax.tree.leaves(weights(without)), jax.tree.leaves(weights(straight[0])), strict=True):
         assert a.tobytes() == b.tobytes()
@@ -303,7 +318,7 @@ def test_checkpoints_change_nothing(make, settings, straight, tmp_path):
 
 def test_evaluating_changes_no_weights(make, settings, straight, tmp_path):
     often = make(replace(settings, eval_every=1, checkpoint_every=0))
-    run_into(tmp_path / "run", often)
+    train_in(tmp_path / "run", often)
     assert len(often.evaluations) == ROUNDS and len(straight[0].evaluations) == 3
     for a, b in zip(jax.tree.leaves(weights(often)), jax.tree.leaves(weights(straight[0])), strict=True):
         assert a.tobytes() == b.tobytes()
@@ -315,7 +330,7 @@ def test_another_number_of_devices_may_go_on(make, settings, straight, tmp_path)
     shutil.copytree(tmp_path / "run", tmp_path / "again")
     pair = [make(replace(settings, devices=2)) for _ in range(2)]
     for experiment, name in zip(pair, ("run", "again"), strict=True):
-        run_into(tmp_path / name, experiment)
+        train_in(tmp_path / name, experiment)
     assert_same_run(pair[0], tmp_path / "run", pair[1], tmp_path / "again")
     chex.assert_trees_all_close(weights(pair[0]), weights(straight[0]), rtol=1e-3, atol=1e-5)
 
@@ -329,6 +344,7 @@ def test_updates_that_are_not_finite_are_counted_and_survive_a_restart(make, set
     crashed(tmp_path / "run", experiment, 4)
     assert rows(tmp_path / "run")[0]["not_finite"] == 1
     resumed = make(settings)
-    summary, _ = run_into(tmp_path / "run", resumed)
-    assert summary["diverged_at_round"] == 1
-    assert summary["clients_not_finite"] == sum(row["not_finite"] for row in rows(tmp_path / "run")) >= 1
+    train_in(tmp_path / "run", resumed)
+    summary = read_run(tmp_path / "run").summary
+    assert summary.diverged_at_round == 1
+    assert summary.clients_not_finite == sum(row["not_finite"] for row in rows(tmp_path / "run")) >= 1

@@ -2,18 +2,19 @@
 
 import dataclasses
 import json
-import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import sweep as grid
 
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Partition
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import load_data, split
-from pfedafm_jax.reproduce import grid
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["--dataset", "synthetic", "--synthetic-samples", "240", "--num-clients", "6", "--participation", "0.5",
@@ -23,11 +24,12 @@ SMALL = ["--dataset", "synthetic", "--synthetic-samples", "240", "--num-clients"
 
 def sweep(monkeypatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["sweep.py", *arguments])
-    return runpy.run_path(str(ROOT / "experiments" / "sweep.py"))["main"]()
+    return grid.main()
 
 
 def score(point, *accuracies, diverged=None):
-    run = {"diverged_at_round": diverged, "last_mean_accuracy": 0.5, "rounds": 3, "seconds": 60.0}
+    summary = SimpleNamespace(diverged_at_round=diverged, last_ten_mean_accuracy=0.5, rounds=3, seconds=60.0)
+    run: Any = SimpleNamespace(summary=summary)
     return grid.Score(point, [run] * len(accuracies), accuracies)
 
 
@@ -92,7 +94,7 @@ def test_the_best_mean_over_seeds_is_chosen_and_a_diverged_setting_never():
     c, d = score({"learning_rate": 1.0}, 0.99, 0.99, diverged=2), score({"learning_rate": 2.0}, 0.8, None)
     assert [s.point["learning_rate"] for s in grid.ranked([a, b, c, d])] == [0.2, 0.1, 1.0, 2.0]
     assert grid.ranked([a, score({"learning_rate": 0.3}, 0.7, 0.7)])[0] is a  # equal: the grid's own order
-    rows = grid.table([a, b, c]).rows
+    _, rows = grid.rows([a, b, c])
     assert rows[0] == ["1", "0.2", "75.00 ± 0.00", "50.00", "3", "2.0"] and "diverged at round 2" in rows[2][2]
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the round under way is finished and saved; a second one leaves at once."""
+"""Ctrl-C, SIGTERM, SIGHUP: the round under way is finished and saved; a second one leaves at once."""
 
 import contextlib
 import os
@@ -9,27 +9,29 @@ from collections.abc import Iterator
 from types import FrameType
 
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+    NAMES[signal.SIGHUP] = "SIGHUP"
 
 
-class Interruption:
-    """Within `with`, the first signal is noted in `signal_number` while there is something to save, else it ends the
-    process; the second ends it in any case.
+class Signals:
+    """Within `with`, the first signal is noted in `received` while there is something to save, else
+    it ends the process; the second ends it in any case.
 
-    Python runs a signal's handler only between two of its own steps, and a round is one long step. So a thread of its own
-    reads what arrives.
+    Python runs a signal's handler only between two of its own steps, and a round is one long step.
+    So a thread of its own reads what arrives.
     """
 
     def __init__(self) -> None:
-        self.signal_number: int | None = None
+        self.received: int | None = None
         self._saving = False
         self._before: dict[int, object] = {}
 
-    def __enter__(self) -> "Interruption":
+    def __enter__(self) -> "Signals":
         if threading.current_thread() is not threading.main_thread():
             return self  # signals are the main thread's business
         read, write = os.pipe()
         os.set_blocking(write, False)
-        threading.Thread(target=self._watch, args=(read,), daemon=True).start()
+        threading.Thread(target=self._listen, args=(read,), daemon=True).start()
         self._before = {number: signal.signal(number, _noted) for number in NAMES}
         self._wakeup, self._write = signal.set_wakeup_fd(write), write
         return self
@@ -50,20 +52,18 @@ class Interruption:
         finally:
             self._saving = False
 
-    def _watch(self, read: int) -> None:
+    def _listen(self, read: int) -> None:
         while received := os.read(read, 1):
             number = received[0]
             if number not in NAMES:
                 continue
-            if not self._saving or self.signal_number is not None:
-                print(f"\nleft at once ({NAMES[signal.Signals(number)]})", file=sys.stderr, flush=True)
+            name = NAMES[signal.Signals(number)]
+            if not self._saving or self.received is not None:
+                print(f"\nleft at once ({name})", file=sys.stderr, flush=True)
                 os._exit(128 + number)
-            self.signal_number = number
-            print(
-                f"\n{NAMES[signal.Signals(number)]}: finishing this round and saving; once more leaves at once",
-                file=sys.stderr,
-                flush=True,
-            )
+            self.received = number
+            words = f"\n{name}: finishing this round and saving; once more leaves at once"
+            print(words, file=sys.stderr, flush=True)
         os.close(read)
 
 

@@ -1,0 +1,453 @@
+"""Run folders read back, and tables of runs: the only reader of what `records.py` writes.
+
+`read_runs(folders)` gives one `Run` a folder, each file checked as it is read; a damaged one is
+named. `table` has one row a run, `over_seeds` one a method; both are pandas DataFrames.
+"""
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pandas as pd
+
+from pfedafm_jax.config import Config
+from pfedafm_jax.data import Partition
+from pfedafm_jax.errors import START_OVER, PfedafmError
+from pfedafm_jax.methods import find_method
+from pfedafm_jax.records import FORMAT, NOT_IN_RESULTS, Record, Summary, digest, flat, summarize, typed
+from pfedafm_jax.settings import bad, suggestion
+
+
+class Damaged(PfedafmError):
+    """A file of a run is not as it was written."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, finished or not, from its folder or straight from memory.
+
+    `about` is the content of `config.json`: config, command, versions, devices, data (source and
+    digest), predictions (names, the method's own first), architectures (names).
+    """
+
+    about: dict[str, Any]
+    records: list[Record]
+    summary: Summary  # of an unfinished run: of the rounds so far
+    finished: bool
+    folder: Path | None = None
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)  # of a run in memory
+    digests: Mapping[str, str] = field(default_factory=dict)  # of a finished run's files
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings, nested as they were written."""
+        return self.about["config"]
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The settings on one level, `pfedafm.mix_fixed`; those that came later by their default."""
+        return flat(Config().as_dict()) | flat(self.config)
+
+    @property
+    def title(self) -> str:
+        """The method's name for people; the bare name of one that is not registered here."""
+        try:
+            return find_method(self.config["method"]).title
+        except PfedafmError:
+            return self.config["method"]
+
+    @property
+    def name(self) -> str:
+        return self.folder.name if self.folder else f"{self.config['method']}-seed{self.config['seed']}"
+
+    @property
+    def predictions(self) -> list[str]:
+        """What was evaluated, the method's own prediction first."""
+        return self.about["predictions"]
+
+    def per_round(self) -> pd.DataFrame:
+        """One row a round, see `per_round`."""
+        return per_round(self.records)
+
+    @cached_property
+    def clients(self) -> Mapping[str, np.ndarray]:
+        """Numbers of single clients; empty for an unfinished run in a folder.
+
+        `visits/…` is `[rounds, clients]`, NaN where a client took no part; `all_clients/accuracy`
+        and `all_clients/accuracy/NAME` are `[evaluations, clients]` after `evaluation_rounds`;
+        `architecture` (its number), `num_train` and `num_test` are `[clients]`.
+        """
+        if self.folder is None or not self.finished:
+            return self.arrays
+        return _clients(self.folder / "clients.npz", self.digests, self.config, len(self.records))
+
+    @cached_property
+    def partition(self) -> Partition | None:
+        """Who had which images, where the folder tells."""
+        if self.folder is None or not (self.folder / "partition.npz").exists():
+            return None
+        _bytes(self.folder / "partition.npz", self.digests)
+        found = Partition.load(self.folder / "partition.npz")
+        if found.num_clients != self.config["num_clients"]:
+            _damaged(self.folder / "partition.npz", f"it is for {found.num_clients} clients")
+        return found
+
+
+def per_round(records: Sequence[Record]) -> pd.DataFrame:
+    """One row a round, one column a number, NaN where there is none; all but who took part.
+
+    >>> per_round([Record(1, 0.5, None, 1.25, 2.0, [3], 0, 10, 10, 99, {"mix_mean": 0.75})]).T
+                              0
+    round                  1.00
+    mean_accuracy          0.50
+    all_clients_accuracy    NaN
+    loss                   1.25
+    seconds                2.00
+    not_finite             0.00
+    floats_up             10.00
+    floats_down           10.00
+    flops                 99.00
+    mix_mean               0.75
+    """
+    rows = [record.as_dict() for record in records]
+    columns = dict.fromkeys(name for row in rows for name in row if name != "participants")
+    return pd.DataFrame({name: pd.to_numeric(pd.Series([row.get(name) for row in rows])) for name in columns})
+
+
+# -------------------------------------------------------------------------------- reading
+
+
+def find_runs(folders: Sequence[str | Path]) -> list[Path]:
+    """The run folders among these; a folder of runs, such as a comparison leaves, stands for those in it.
+
+    Files are passed over where there are folders as well: `runs/all/*` has tables in it.
+    """
+    found: list[Path] = []
+    paths = [Path(folder) for folder in folders]
+    for folder in [path for path in paths if not path.is_file()] or paths:
+        inside = [folder] if _is_run(folder) else sorted(one for one in _inside(folder) if _is_run(one))
+        if not inside:
+            reason = (
+                "it has no config.json" if folder.is_dir() else "it is a file" if folder.exists()
+                else "there is no such folder"
+            )  # fmt: skip
+            raise bad("run_dir", str(folder), f"the folder of a run, or one with such folders in it ({reason})")
+        found += inside
+    return list({path.absolute(): path for path in found}.values())
+
+
+def _inside(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.json").exists()
+
+
+def read_runs(folders: Sequence[str | Path]) -> list[Run]:
+    """The runs of these folders, see `find_runs`."""
+    return [read_run(folder) for folder in find_runs(folders)]
+
+
+def read_run(folder: str | Path) -> Run:
+    """One run; `Damaged` names the file that is not as it was written.
+
+    `clients` and `partition` are read, and checked, when they are asked for.
+    """
+    folder = Path(folder)
+    about = _signed(folder / "config.json")
+    _check_about(folder / "config.json", about)
+    written = _signed(folder / "summary.json") if (folder / "summary.json").exists() else None
+    digests = written.get("files", {}) if written else {}
+    records = _records(folder / "rounds.jsonl", about["config"]["num_clients"], written is not None, digests)
+    if written is None:
+        return Run(about, records, summarize(records, about), False, folder)
+    try:
+        summary = typed(Summary, written)
+    except ValueError as error:
+        _damaged(folder / "summary.json", error)
+    if summary.rounds != len(records) or summary.config != about["config"]:
+        _damaged(folder / "summary.json", "it does not belong to config.json and rounds.jsonl")
+    return Run(about, records, summary, True, folder, digests=digests)
+
+
+def _damaged(path: Path, reason: object) -> NoReturn:
+    raise Damaged(
+        f"{str(path)!r} is damaged ({reason}). The run's other files can still be read by hand; where its "
+        f"checkpoints are there the command that made it writes the file anew, else {START_OVER}"
+    )
+
+
+def _bytes(path: Path, digests: Mapping[str, str] = {}) -> bytes:
+    try:
+        content = path.read_bytes() if path.is_file() else None
+    except OSError as error:
+        _damaged(path, error.strerror or error)
+    if content is None:
+        _damaged(path, "it is not a file" if path.exists() else "it is missing")
+    if path.name in digests and hashlib.sha256(content).hexdigest() != digests[path.name]:
+        _damaged(path, "it has changed since it was written")
+    return content
+
+
+def _json(path: Path, text: bytes, where: str = "") -> dict[str, Any]:
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is no JSON")
+
+    try:
+        content = json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        _damaged(path, f"{where}{error}")
+    if not isinstance(content, dict):
+        _damaged(path, f"{where}an object is expected")
+    return content
+
+
+def _signed(path: Path) -> dict[str, Any]:
+    """A JSON file that is of this format and as it was written."""
+    content = _json(path, _bytes(path))
+    if content.get("format") != FORMAT:
+        found = repr(content["format"])[:20] if "format" in content else "1 or another program's"
+        raise PfedafmError(
+            f"{str(path)!r} is not of this version: its format is {found}, and {FORMAT} is read here; "
+            f"{START_OVER}, another --run-dir leaves it as it is"
+        )
+    if content.get("sha256") != digest(content):
+        _damaged(path, "it has changed since it was written")
+    return content
+
+
+def _check_about(path: Path, about: dict[str, Any]) -> None:
+    kinds = {"config": dict, "command": str, "versions": dict, "devices": str, "data": dict,
+             "predictions": list, "architectures": list}  # fmt: skip
+    needed = {"method": str, "dataset": str, "num_clients": int, "rounds": int, "seed": int}
+    for values, expected in ((about, kinds), (about.get("config"), needed)):
+        for name, kind in expected.items():
+            if not isinstance(values, dict) or not isinstance(values.get(name), kind):
+                _damaged(path, f"{name} is missing, or not as a run writes it")
+    if not isinstance(about["data"].get("source"), str) or not about["predictions"]:
+        _damaged(path, "data or predictions are not as a run writes them")
+
+
+def _records(path: Path, num_clients: int, finished: bool, digests: Mapping[str, str]) -> list[Record]:
+    """All whole lines; of a run that is under way the last one may be half-written."""
+    if not finished and not path.exists():
+        return []
+    lines = _bytes(path, digests).split(b"\n")
+    if lines.pop() and finished:
+        _damaged(path, "its last line is cut off")
+    records: list[Record] = []
+    for number, line in enumerate(lines, 1):
+        values = _json(path, line, f"line {number}: ")
+        try:
+            record = Record.from_dict(values)
+        except ValueError as error:
+            _damaged(path, f"line {number}: {error}")
+        if record.round != number or not all(0 <= one < num_clients for one in record.participants):
+            _damaged(path, f"line {number}: round or participants are not as a run writes them")
+        records.append(record)
+    return records
+
+
+def _clients(path: Path, digests: Mapping[str, str], config: dict[str, Any], rounds: int) -> dict[str, np.ndarray]:
+    content = _bytes(path, digests)
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except Exception as error:  # zipfile and numpy raise many types on damaged input
+        _damaged(path, error)
+    clients, evaluations = config["num_clients"], len(arrays.get("evaluation_rounds", ()))
+    shapes = {"visits": (rounds, clients), "all_clients": (evaluations, clients), "evaluation_rounds": (evaluations,)}
+    missing = {"architecture", "num_train", "num_test", "evaluation_rounds"} - arrays.keys()
+    if missing:
+        _damaged(path, f"{', '.join(sorted(missing))} missing")
+    for name, array in arrays.items():
+        expected = shapes.get(name.partition("/")[0], (clients,))
+        if array.shape != expected or array.dtype.kind not in "iufb":
+            _damaged(path, f"{name} has shape {array.shape}, expected {expected}")
+    return arrays
+
+
+# -------------------------------------------------------------------------------- labels
+
+# Settings that matter only where another one has this value; those of a method matter only to it.
+MATTERS_IF: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "gamma": lambda settings: settings["partition"] == "dirichlet",
+    "min_samples": lambda settings: settings["partition"] == "dirichlet",
+    "classes_per_client": lambda settings: settings["partition"] == "pathological",
+    "synthetic_classes": lambda settings: settings["dataset"] == "synthetic",
+    "synthetic_samples": lambda settings: settings["dataset"] == "synthetic",
+}
+
+
+def _has(run: Run, name: str) -> bool:
+    """Whether a setting matters to a run."""
+    part, dot, _ = name.partition(".")
+    matters = MATTERS_IF.get(name, lambda settings: True)
+    return name in run.settings and (part == run.settings["method"] if dot else matters(run.settings))
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """Settings with several values among the runs that they matter to."""
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    return [
+        name
+        for name in names
+        if name not in NOT_IN_RESULTS and len({json.dumps(run.settings[name]) for run in runs if _has(run, name)}) > 1
+    ]
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """For each run what makes it different from the others; its name where that is nothing."""
+    names = differing(runs)
+    found = [_label(run, names) or run.name for run in runs]
+    return [
+        f"{words} ({run.name})" if found.count(words) > 1 and words != run.name else words
+        for run, words in zip(runs, found, strict=True)
+    ]
+
+
+def _label(run: Run, names: Sequence[str]) -> str:
+    """These settings of a run in words: `pFedAFM, gamma 0.1, seed 1`."""
+    return ", ".join(_words(run, name) for name in names if _has(run, name))
+
+
+def _words(run: Run, name: str) -> str:
+    value, short = run.settings[name], name.rpartition(".")[2].replace("_", " ")
+    if name == "method":
+        return run.title
+    if isinstance(value, bool | None):
+        return short if value else f"no {short}"
+    if isinstance(value, list):
+        return "+".join(map(str, value))
+    return str(value) if name in ("dataset", "partition") else f"{short} {value}"
+
+
+def grouped(runs: Sequence[Run], names: Sequence[str]) -> dict[str, list[Run]]:
+    """Runs that agree in these settings together, by a label."""
+    settings = list(dict.fromkeys(name for run in runs for name in run.settings))
+    for name in names:
+        if name not in settings:
+            raise bad(
+                "group",
+                name,
+                f"names of settings with commas between them, like method,gamma{suggestion(name, settings)}",
+            )
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(_label(run, names) or f"without {', '.join(names)}", []).append(run)
+    return found
+
+
+# -------------------------------------------------------------------------------- tables
+
+COLUMNS = {
+    "best_mean_accuracy": "best",
+    "last_ten_mean_accuracy": "last ten",
+    "final_all_clients_accuracy": "all clients",
+    "spread_over_clients": "spread",
+    "floats_up_per_client": "floats up",
+    "floats_down_per_client": "floats down",
+    "flops_per_client_round": "FLOPs",
+    "seconds": "seconds",
+}
+"""Columns of a comparison: name in `summary.json` → heading. Accuracies and spread are shares; floats and FLOPs are
+per client and round."""
+
+
+def table(runs: Sequence[Run]) -> pd.DataFrame:
+    """One row a run, its label in front: what differs, whether it is finished, and the summary's numbers."""
+    names = [name for name in differing(runs) if name not in ("method", "dataset")]
+    rows = []
+    for run in runs:
+        summary = run.summary.as_dict()
+        numbers = {name: value for name, value in summary.items() if name not in ("config", "versions", "format")}
+        rows.append({**{name: run.settings.get(name) for name in names}, "finished": run.finished, **numbers})
+    return pd.DataFrame(rows, index=pd.Index(labels(runs), name="run"))
+
+
+def over_seeds(runs: Sequence[Run], by: Sequence[str] = ("method",)) -> pd.DataFrame:
+    """Mean and deviation over the runs that agree in `by`, one row a group.
+
+    Columns are pairs: `("best_mean_accuracy", "mean")`, `(…, "deviation")` (NaN for one run) for all of `COLUMNS`, then
+    `("runs", "count")` and `("diverged", "round")`, the first round in which a run was not finite.
+    """
+    rows = {}
+    for label, found in grouped(runs, by).items():
+        row: dict[tuple[str, str], Any] = {}
+        for name in COLUMNS:
+            pair = mean_and_deviation([getattr(run.summary, name) for run in found])
+            row |= {(name, part): value for part, value in zip(("mean", "deviation"), pair, strict=True)}
+        diverged = [run.summary.diverged_at_round for run in found if run.summary.diverged_at_round is not None]
+        rows[label] = row | {("runs", "count"): len(found), ("diverged", "round"): min(diverged, default=None)}
+    frame = pd.DataFrame(rows.values(), index=pd.Index(rows, name=", ".join(by)), dtype=float)
+    return frame.set_axis(pd.MultiIndex.from_tuples(frame.columns), axis=1)
+
+
+def mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Over seeds; the deviation of one value, and the mean of none, are None."""
+    known = [value for value in values if value is not None]
+    deviation = float(np.std(known, ddof=1)) if len(known) > 1 else None
+    return (float(np.mean(known)) if known else None), deviation
+
+
+def cells(frame: pd.DataFrame) -> list[list[str]]:
+    """What `over_seeds` gives, for people: accuracies in percent, floats and FLOPs with a unit."""
+    rows = []
+    for label, row in frame.to_dict("index").items():
+        diverged = row["diverged", "round"]
+        words = [str(label) + ("" if np.isnan(diverged) else f" (diverged at round {diverged:.0f})")]
+        for name in COLUMNS:
+            value, deviation = row[name, "mean"], row[name, "deviation"]
+            if name.endswith(("accuracy", "over_clients")):
+                words.append(percent(value, deviation))
+            else:
+                words.append("–" if np.isnan(value) else f"{value:.0f}" if name == "seconds" else human(value))
+        rows.append(words)
+    return rows
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, numbers to the right.
+
+    >>> print(markdown(["method", "best"], [["FD", "91.68"]]), end="")
+    | method | best |
+    |---|---:|
+    | FD | 91.68 |
+    """
+    lines = ["| " + " | ".join(headings) + " |", "|---|" + "---:|" * (len(headings) - 1)]
+    escaped = [[" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in rows]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in escaped]) + "\n"
+
+
+def percent(value: float | None, deviation: float | None = None) -> str:
+    """A share as a number of percent; None and NaN are nothing.
+
+    >>> percent(0.9168), percent(0.9168, 0.0041), percent(None)
+    ('91.68', '91.68 ± 0.41', '–')
+    """
+    if value is None or np.isnan(value):
+        return "–"
+    return f"{100 * value:.2f}" + ("" if deviation is None or np.isnan(deviation) else f" ± {100 * deviation:.2f}")
+
+
+def human(number: float) -> str:
+    """665048 → `665 k`; 9.4e11 → `940 G`.
+
+    >>> human(665048), human(9.4e11), human(12)
+    ('665 k', '940 G', '12')
+    """
+    for power, unit in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if number >= 10**power:
+            value = number / 10**power
+            return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
+    return f"{number:.3g}"

@@ -1,0 +1,244 @@
+"""What a run leaves and how it is read back: the arithmetic by hand, labels, tables, damaged files."""
+
+import json
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from by_hand import record, run_by_hand
+
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.records import RunFolder, summarize, to_target
+from pfedafm_jax.results import (
+    Damaged,
+    cells,
+    differing,
+    grouped,
+    labels,
+    markdown,
+    over_seeds,
+    read_run,
+    read_runs,
+    table,
+)  # fmt: skip
+
+# ---------------------------------------------------------------------------------------------- the summary
+
+
+def test_each_accuracy_of_a_summary_is_what_its_name_says():
+    means = [0.1, 0.9, None, *[0.4] * 8, 0.6]
+    rounds = [record(n, value, everyone=value if n % 6 == 0 else None) for n, value in enumerate(means, 1)]
+    about = run_by_hand(rounds).about
+    summary = summarize(rounds, about, np.array([0.5, 0.7]))
+    assert (summary.best_mean_accuracy, summary.best_round, summary.last_mean_accuracy) == (0.9, 2, 0.6)
+    assert summary.last_ten_mean_accuracy == pytest.approx((8 * 0.4 + 0.6) / 9, abs=1e-6)  # rounds 3 to 12, one without
+    assert (summary.final_all_clients_accuracy, summary.best_all_clients_accuracy) == (0.6, 0.6)
+    assert summary.spread_over_clients == 0.1
+    assert (summary.rounds, summary.seconds, summary.floats_up_per_client) == (12, 24.0, 0.5)
+    assert (summary.floats_down_per_client, summary.flops_per_client_round) == (1.0, 2.5)
+    assert (summary.diverged_at_round, summary.clients_not_finite) == (None, 0)
+    diverged = [record(1), record(2, not_finite=1), record(3, None, not_finite=2)]
+    summary = summarize(diverged, about)
+    assert (summary.diverged_at_round, summary.clients_not_finite, summary.last_mean_accuracy) == (2, 3, 0.5)
+    assert summary.spread_over_clients is None and summarize([], about).best_mean_accuracy is None
+
+
+def test_costs_until_a_target():
+    rounds = [record(n, accuracy, floats=5) for n, accuracy in ((1, 0.5), (2, None), (3, 0.91), (4, 0.95))]
+    reached = {"target_accuracy": 0.9, "rounds_to_target": 3, "floats_to_target": 45, "flops_to_target": 15}
+    assert to_target(rounds, 0.9) == reached
+    assert to_target(rounds, 0.99)["rounds_to_target"] is None
+    assert to_target(rounds, None)["target_accuracy"] is None
+    assert run_by_hand(rounds, dataset="cifar10").summary.rounds_to_target == 3
+
+
+def test_a_run_is_read_back_as_it_was_written(tmp_path):
+    rounds = [record(1, 0.25, mix_mean=0.5, **{"mean_accuracy/small": None}), record(2, 0.5, everyone=0.75)]
+    memory = run_by_hand(rounds, last_accuracies=np.full(100, 0.75))
+    run = run_by_hand(rounds, tmp_path / "run", last_accuracies=np.full(100, 0.75))
+    assert run.finished and run.records == rounds and run.summary == replace(memory.summary, config=run.config)
+    assert run.config == json.loads(json.dumps(memory.config)) and run.title == "pFedAFM"
+    assert run.predictions[0] == "mixed" and run.partition is not None and run.partition.num_clients == 100
+    assert run.clients.keys() == memory.clients.keys()
+    frame = run.per_round()
+    assert frame.shape == (2, 11) and frame["mean_accuracy"].tolist() == [0.25, 0.5]
+    assert frame["all_clients_accuracy"].isna().tolist() == [True, False]
+    assert frame["mean_accuracy/small"].isna().all() and frame["floats_up"].dtype.kind == "i"
+    assert all(kind.kind in "if" for kind in frame.dtypes)
+    line = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])
+    assert {"round", "mean_accuracy", "loss", "seconds", "mean_accuracy/small", "mix_mean"} <= line.keys()
+
+
+def test_a_run_under_way_is_read_as_far_as_it_is(tmp_path):
+    run = run_by_hand([record(n, 0.1 * n) for n in (1, 2, 3)], tmp_path / "run", finished=False)
+    with open(tmp_path / "run" / "rounds.jsonl", "a") as file:
+        file.write('{"round": 4, "mean_ac')
+    run = read_run(tmp_path / "run")
+    assert not run.finished and [one.round for one in run.records] == [1, 2, 3]
+    assert run.summary.best_mean_accuracy == pytest.approx(0.3) and run.clients == {}
+
+
+# ---------------------------------------------------------------------------------------------- labels and tables
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Three methods, two seeds each; the second seed is one point better."""
+    base = tmp_path_factory.mktemp("runs")
+    for method in ("pfedafm", "standalone", "fd"):
+        for seed in (0, 1):
+            rounds = [record(n, 0.1 * n + 0.01 * seed) for n in range(1, 7)]
+            run_by_hand(rounds, base / f"{method}-seed{seed}", method=method, seed=seed)
+    return base
+
+
+def test_runs_are_named_by_what_differs(folder):
+    def named(*settings):
+        return labels([run_by_hand([record(1)], **one) for one in settings])
+
+    assert labels(read_runs([folder / "pfedafm-seed1", folder / "fd-seed0"])) == ["pFedAFM, seed 1", "FD, seed 0"]
+    # Not among them: what matters only to another split or method, and what changes no result.
+    one = {"gamma": 0.1, "flip": True, "devices": 1}
+    two = {"learning_rate": 0.5, "pfedafm": {"mix_fixed": 0.5}}
+    assert named(one, two) == ["flip, learning rate 0.02, no mix fixed", "no flip, learning rate 0.5, mix fixed 0.5"]
+    assert named(one) == ["pfedafm-seed0"]  # nothing differs: its name
+    assert named(two, two, {"method": "fd"})[:2] == ["pFedAFM, learning rate 0.5 (pfedafm-seed0)"] * 2
+
+
+def test_a_folder_stands_for_the_runs_in_it_and_groups_for_their_runs(folder):
+    runs = read_runs([folder, folder / "fd-seed0"])  # which is there once
+    assert len(runs) == 6 and differing(runs) == ["method", "seed"]
+    together = grouped(runs, ["method"])
+    assert {name: [run.config["seed"] for run in found] for name, found in together.items()} == {
+        "FD": [0, 1], "pFedAFM": [0, 1], "Standalone": [0, 1],
+    }  # fmt: skip
+    with pytest.raises(PfedafmError, match=r"group = 'metod' cannot be used.*did you mean method"):
+        grouped(runs, ["metod"])
+    frame = table(runs)
+    assert frame.index.tolist()[0] == "FD, seed 0" and frame["best_mean_accuracy"].tolist()[:2] == pytest.approx(
+        [0.6, 0.61]
+    )
+    assert frame["seed"].tolist() == [0, 1] * 3 and frame["finished"].all()
+
+
+def test_rows_are_mean_and_deviation_over_seeds():
+    runs = [
+        run_by_hand([record(1, 0.8)], method="standalone", last_accuracies=np.full(100, 0.5)),
+        run_by_hand([record(1, 0.9)], method="standalone", seed=1),
+        run_by_hand([record(1, 0.5), record(2, 0.4, not_finite=1)], method="fd"),
+    ]
+    frame = over_seeds(runs)
+    assert frame.index.tolist() == ["Standalone", "FD"] and frame["runs", "count"].tolist() == [2, 1]
+    assert frame.loc["Standalone", ("best_mean_accuracy", "mean")] == pytest.approx(0.85)
+    assert frame.loc["Standalone", ("best_mean_accuracy", "deviation")] == pytest.approx(np.sqrt(0.005))
+    assert np.isnan(frame.loc["FD", ("best_mean_accuracy", "deviation")])
+    assert frame["diverged", "round"].tolist()[1] == 2
+    text = markdown(["method", "best", "last ten"], [row[:3] for row in cells(frame)])
+    assert "| Standalone | 85.00 ± 7.07 |" in text and "| FD (diverged at round 2) | 50.00 | 45.00 |" in text
+
+
+# ---------------------------------------------------------------------------------------------- damage
+
+
+FILES = ("config.json", "rounds.jsonl", "clients.npz", "partition.npz", "summary.json")
+
+
+def test_every_damage_of_a_finished_run_is_named(tmp_path):
+    """Bits flipped, ends cut off, files emptied, removed or made folders: each is told by the file's name."""
+    rounds = [record(n, 0.1 * n) for n in (1, 2, 3)]
+    run_by_hand(rounds, tmp_path / "run", last_accuracies=np.full(100, 0.75))
+    draw = random.Random(0)
+    for name in FILES:
+        path = tmp_path / "run" / name
+        whole = path.read_bytes()
+        contents = [b"", b"[1]", b"{}", b"null\n", b"[" * 100_000, b"\xff\xfe", whole[: len(whole) // 2], whole + b"x"]
+        for _ in range(25):
+            place = draw.randrange(len(whole))
+            contents.append(whole[:place] + bytes([whole[place] ^ (1 << draw.randrange(8))]) + whole[place + 1 :])
+        for content in contents:
+            path.write_bytes(content)
+            with pytest.raises(PfedafmError) as caught:
+                run = read_run(tmp_path / "run")
+                _ = run.clients, run.partition
+                # Whitespace is the one thing that may change in a JSON file.
+                assert name.endswith(".json") and json.loads(content) == json.loads(whole)
+                raise PfedafmError(name)
+            assert name in str(caught.value)
+        path.write_bytes(whole)
+    assert read_run(tmp_path / "run").clients
+
+
+def test_files_that_are_gone_or_not_ours_are_named(tmp_path):
+    run_by_hand([record(1)], tmp_path / "run")
+    for name in ("config.json", "rounds.jsonl", "clients.npz"):
+        path = tmp_path / "run" / name
+        whole = path.read_bytes()
+        path.unlink()
+        with pytest.raises(Damaged, match=rf"{name}.*missing"):
+            _ = read_run(tmp_path / "run").clients
+        path.write_bytes(whole)
+    with pytest.raises(PfedafmError, match=r"accepted: the folder of a run.*there is no such folder"):
+        read_runs([tmp_path / "nowhere"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(PfedafmError, match=r"it has no config\.json"):
+        read_runs([tmp_path / "empty"])
+
+
+def test_another_version_is_named_and_not_guessed_at(tmp_path):
+    run_by_hand([record(1)], tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "format": 3}))
+    with pytest.raises(PfedafmError, match="its format is 3, and 2 is read here"):
+        read_run(tmp_path / "run")
+    del content["format"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(PfedafmError, match="its format is 1 or another program's, and 2 is read here"):
+        read_run(tmp_path / "run")
+
+
+def test_a_record_that_is_not_as_a_run_writes_it_is_refused(tmp_path):
+    run_by_hand([record(1)], tmp_path / "run", finished=False)
+    path = tmp_path / "run" / "rounds.jsonl"
+    good = json.loads(path.read_text())
+    for change in ({"round": 2}, {"round": True}, {"participants": [100]}, {"participants": "01"}, {"loss": "low"},
+                   {"mix_mean": {"a": 1}}, {"flops": 10**30}, {"mean_accuracy": [1]}):  # fmt: skip
+        path.write_text(json.dumps(good | change) + "\n")
+        with pytest.raises(Damaged, match=r"rounds\.jsonl.*line 1"):
+            read_run(tmp_path / "run")
+    for text in ("NaN", "1e999"):
+        path.write_text(json.dumps(good).replace('"loss": 1.0', f'"loss": {text}') + "\n")
+        with pytest.raises(Damaged, match=r"rounds\.jsonl.*line 1"):
+            read_run(tmp_path / "run")
+
+
+# ---------------------------------------------------------------------------------------------- the folder
+
+
+def test_a_folder_that_is_not_ours_is_left_alone(tmp_path):
+    for name, content in {"config.json": '{"model": "bert"}', "notes.txt": "mine", "summary.json": "{}"}.items():
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_text(content)
+        with pytest.raises(PfedafmError, match=f"a new or empty folder, or that of a run .*{name}"):
+            RunFolder(folder).check()
+        assert [path.name for path in folder.iterdir()] == [name]
+    RunFolder(tmp_path / "new").check()
+    (tmp_path / "empty").mkdir()
+    RunFolder(tmp_path / "empty").check()
+    assert not (tmp_path / "new").exists() and not list((tmp_path / "empty").iterdir())
+
+
+def test_our_folder_is_known_by_its_lock_whatever_else_is_lost(tmp_path):
+    run_by_hand([record(1)], tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_text("[")
+    (tmp_path / "run" / ".summary.json.0.tmp").write_text("half")
+    RunFolder(tmp_path / "run").check()
+    assert not list((tmp_path / "run").glob(".*.tmp"))  # what a killed process left
+
+
+@pytest.mark.parametrize("name", ["bad\udcff", "a\0b", "x" * 300])
+def test_a_name_that_cannot_be_a_folder_is_refused_at_once(name, tmp_path):
+    with pytest.raises(PfedafmError, match=r"^run_dir = .* cannot be used"):
+        RunFolder(tmp_path / name).check()
