@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from pfedafm_jax import Config, Dataset, Partition, PfedafmError, cli, plots, split, updated
+from pfedafm_jax import Config, Dataset, Partition, PfedafmError, cli, figures, plots, split, updated
 from pfedafm_jax.config import bad
 from pfedafm_jax.data.atomic import write_atomically
 from pfedafm_jax.methods import find_method
@@ -179,7 +179,7 @@ def heat_map(scores: Sequence[Score], title: str) -> Figure:
             column, row = (*place, 0, 0)[:2]
             best[row, column] = np.nanmax([best[row, column], 100 * score.accuracy])
     height, width = best.shape
-    figure, [[axes]] = plots.panels(1, 1, max(5.0, 2.2 + 1.1 * width), max(3.0, 1.6 + 0.7 * height))
+    figure, [[axes]] = figures.panels(1, 1, max(5.0, 2.2 + 1.1 * width), max(3.0, 1.6 + 0.7 * height))
     axes.grid(False)
     low, high = (np.nanmin(best), np.nanmax(best)) if np.isfinite(best).any() else (0.0, 1.0)
     picture = axes.imshow(best, cmap="viridis", aspect="auto", vmin=low, vmax=max(high, low + 0.01))

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import lax
 
 from pfedafm_jax.config import Config, bad
@@ -61,17 +60,20 @@ def gradient_pass(loss: Callable[[Tree, Tree], jax.Array], params: Tree, batches
         batches: the epoch, `[batches, …]`.
         sizes: samples of each batch, `[batches]`; 0: padding.
     """
-    squared = partial(optax.tree.norm, squared=True)
 
     def add(total: Pass, part: tuple[Tree, jax.Array]) -> tuple[Pass, None]:
         batch, share = part
         value, gradient = jax.value_and_grad(loss)(params, batch)
-        found = Pass(value, gradient, squared(gradient))
+        found = Pass(value, gradient, _squared(gradient))
         return jax.tree.map(lambda sum_, leaf: sum_ + share * leaf, total, found), None
 
     empty = Pass(jnp.float32(0), jax.tree.map(jnp.zeros_like, params), jnp.float32(0))
     total, _ = lax.scan(add, empty, (batches, sizes / jnp.sum(sizes)))
-    return total._replace(variance=jnp.maximum(total.variance - squared(total.gradient), 0.0))
+    return total._replace(variance=jnp.maximum(total.variance - _squared(total.gradient), 0.0))
+
+
+def _squared(tree: Tree) -> jax.Array:
+    return jnp.sum(jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 
 def squared_distance(first: Tree, second: Tree) -> float:

@@ -1,13 +1,10 @@
 """Pictures of runs: each function takes runs, tables or arrays and returns a matplotlib figure.
 
 A method has one colour in all pictures, axes that count have whole numbers, and text is shown as it
-is: nothing in a name or a path is taken for a formula (see `Picture`).
+is: nothing in a name or a path is taken for a formula (`figures.py`).
 """
 
-import io
 import itertools
-import warnings
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,20 +12,26 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.text import Text
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter
 
+from pfedafm_jax.figures import (
+    BLACK,
+    BLUE,
+    COLOURS,
+    GREEN,
+    GREY,
+    ORANGE,
+    architecture_label,
+    legend_below,
+    method_colour,
+    note,
+    plain_figure,
+    rendered,
+    whole_numbers,
+)  # fmt: skip
 from pfedafm_jax.results import Run, grouped, mean_and_deviation
 
-BLUE, ORANGE, GREEN, GREY, BLACK = "#2f6db5", "#d9822b", "#3a9a5b", "#8a8f98", "#111111"
-RED, VIOLET, TEAL, PINK, BROWN = "#b0413e", "#7b5ea7", "#5aa7a7", "#c26db0", "#8c6d31"
-COLOURS = (BLUE, ORANGE, GREEN, RED, VIOLET, TEAL, PINK, BROWN, GREY)
-METHOD_COLOURS = {
-    "pfedafm": BLUE, "fedproto": ORANGE, "standalone": GREY, "fd": GREEN, "lg_fedavg": RED,
-    "fml": VIOLET, "fedkd": TEAL, "fedapen": PINK, "fedper": BROWN, "fedrep": BLACK,
-}  # fmt: skip
 X_AXES = {
     "rounds": "communication round",
     "floats": "floats sent and received by all participants so far",
@@ -42,76 +45,11 @@ Y_AXES = {
 }
 
 
-class Picture(Figure):
-    """A figure whose text is plain text, and that notebooks show whatever backend they have."""
-
-    def draw(self, renderer: Any) -> None:
-        for text in self.findobj(Text):
-            text.set_parse_math(False)  # pyright: ignore[reportAttributeAccessIssue]
-        super().draw(renderer)
-
-    def _repr_png_(self) -> bytes:
-        return rendered(self, "png", dpi=100)
-
-
-def rendered(figure: Figure, kind: str, **options: Any) -> bytes:
-    """A figure as the bytes of a file of this kind: png, svg, pdf."""
-    file = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a name may be in any script
-        figure.savefig(file, format=kind, **options)
-    return file.getvalue()
-
-
 def save(figure: Figure, path: str | Path) -> Path:
     """Writes a file; its suffix says which kind."""
     path = Path(path)
     path.write_bytes(rendered(figure, path.suffix[1:].lower() or "png", dpi=140))
     return path
-
-
-def panels(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of `rows` x `columns` plain axes, each of this size in inches."""
-    figure = Picture(figsize=(max(6.5, width * columns), height * rows), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False, **options)
-    for axes in grid.reshape(-1):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25, linewidth=0.6)
-        axes.set_axisbelow(True)
-    return figure, grid.tolist()
-
-
-def _figure(width: float = 7.0, height: float = 4.2) -> tuple[Figure, Axes]:
-    figure, [[axes]] = panels(1, 1, width, height)
-    return figure, axes
-
-
-def whole_numbers(axis: Axis) -> None:
-    """For rounds and clients, which are counted."""
-    axis.set_major_locator(MaxNLocator(integer=True))
-
-
-def legend_below(figure: Figure, columns: int = 4) -> None:
-    """One legend for all axes, of the first one's labels, with at most this many columns."""
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    longest = max(map(len, labels), default=0)
-    fitting = int(13 * figure.get_figwidth() / (longest + 7))
-    for old in figure.legends:
-        old.remove()
-    figure.legend(
-        handles, labels, frameon=False, fontsize=8, loc="outside lower center",
-        ncols=max(1, min(columns, fitting, len(labels))),
-    )  # fmt: skip
-
-
-def method_colour(name: str) -> str:
-    """A method's colour in every picture; that of one of your own depends on its name."""
-    return METHOD_COLOURS.get(name) or COLOURS[zlib.crc32(name.encode()) % len(COLOURS)]
-
-
-def architecture_label(name: str) -> str:
-    """`cnn3` → `CNN-3`."""
-    return f"CNN-{name[3:]}" if name.startswith("cnn") and name[3:].isdigit() else name
 
 
 # ------------------------------------------------------------------------------- one run
@@ -123,23 +61,22 @@ def accuracy_by_round(rounds: pd.DataFrame, predictions: Sequence[str] = ("own",
     Args:
         rounds: one row a round, as `per_round()` gives it.
         predictions: names of what was evaluated, the method's own first.
-        title: a heading.
     """
-    figure, axes = _figure()
+    figure, axes = plain_figure()
+    frame: Any = rounds
     for name, colour in zip(predictions[1:], (ORANGE, GREEN, GREY), strict=False):
         values, label = 100 * rounds[f"mean_accuracy/{name}"], f"participants, {name} model"
-        axes.plot(rounds["round"], values, color=colour, linewidth=0.9, alpha=0.7, label=label)
-    means, label = 100 * rounds["mean_accuracy"], f"participants, {predictions[0]} model"
-    axes.plot(rounds["round"], means, color=BLUE, linewidth=1.6, label=label)
-    everyone = rounds[rounds["all_clients_accuracy"].notna()]
+        axes.plot(frame["round"], values, color=colour, linewidth=0.9, alpha=0.7, label=label)
+    means, label = 100 * frame["mean_accuracy"], f"participants, {predictions[0]} model"
+    axes.plot(frame["round"], means, color=BLUE, linewidth=1.6, label=label)
+    everyone = frame[frame["all_clients_accuracy"].notna()]
     if len(everyone):
         values = 100 * everyone["all_clients_accuracy"]
         axes.plot(everyone["round"], values, "o-", color=BLACK, ms=3.5, lw=1, label="all clients")
-    if len(means.dropna()):
-        best = rounds["round"][means.idxmax()], means.max()
+    if means.notna().any():
+        best = frame["round"][means.idxmax()], means.max()
         axes.plot(*best, "o", color=BLUE, markersize=5)
-        axes.annotate(f"best {best[1]:.2f} %", best, xytext=(0, 8), textcoords="offset points",
-                      ha="center", color=BLUE)  # fmt: skip
+        note(axes, f"best {best[1]:.2f} %", best, BLUE)
     axes.set(xlabel=X_AXES["rounds"], ylabel="test accuracy, %", title=title)
     axes.margins(y=0.12)
     whole_numbers(axes.xaxis)
@@ -154,9 +91,8 @@ def accuracy_by_client(accuracy: np.ndarray, groups: np.ndarray, names: Sequence
         accuracy: shares, `[clients]`.
         groups: the number of each client's architecture, `[clients]`.
         names: the architectures.
-        title: a heading.
     """
-    figure, axes = _figure(8.0, 4.0)
+    figure, axes = plain_figure(8.0, 4.0)
     start, values = 0, 100 * np.asarray(accuracy, float)
     for group, (name, colour) in enumerate(zip(names, itertools.cycle(COLOURS), strict=False)):
         bars = np.sort(values[np.asarray(groups) == group])[::-1]
@@ -164,14 +100,13 @@ def accuracy_by_client(accuracy: np.ndarray, groups: np.ndarray, names: Sequence
         mean = f" {bars.mean():.1f} %" if len(bars) else ""
         axes.bar(places, bars, width=0.9, color=colour, label=label + mean)
         # A bar of no height would look like no client.
-        axes.plot(places[bars == 0], bars[bars == 0], "x", color=colour, ms=4, clip_on=False)
+        axes.plot(places[bars == 0], bars[bars == 0], "x", color=colour, ms=6, mew=1.5)
         start += len(bars)
     axes.axhline(values.mean(), color=BLACK, linestyle="--", linewidth=1)
-    axes.annotate(f"mean {values.mean():.2f} %", (start, values.mean()), xytext=(4, 0),
-                  textcoords="offset points", va="center", fontsize=8, annotation_clip=False)  # fmt: skip
+    axes.text(start + 0.3, values.mean(), f"mean {values.mean():.2f} %", va="center", fontsize=8)
     low = max(0.0, np.floor(values.min() / 10) * 10 - 10)
     axes.set(xlabel="clients, by architecture", ylabel="test accuracy, %", title=title)
-    axes.set(ylim=(low, 100), xlim=(-1, start), xticks=[])
+    axes.set(ylim=(low or -3.0, 100), xlim=(-1, start), xticks=[])
     legend_below(figure, 6)
     return figure
 
@@ -181,22 +116,20 @@ def mix_by_round(mix: np.ndarray, title: str = "", axes: Axes | None = None) -> 
 
     Args:
         mix: `[rounds, clients]`, NaN where a client took no part.
-        title: a heading.
         axes: where to draw, instead of a figure of its own.
     """
     figure: Any
-    figure, axes = _figure() if axes is None else (axes.figure, axes)
+    figure, axes = plain_figure() if axes is None else (axes.figure, axes)
     rounds, visited = np.arange(1, len(mix) + 1), np.isfinite(mix)
     seen = visited.any(axis=1)
     if seen.any():
         low, middle, high = np.nanpercentile(mix[seen], (10, 50, 90), axis=1)
-        axes.fill_between(rounds[seen], low, high, color=BLUE, alpha=0.15, linewidth=0,
-                          label="10 to 90 % of participants")  # fmt: skip
+        band = {"color": BLUE, "alpha": 0.15, "linewidth": 0}
+        axes.fill_between(rounds[seen], low, high, label="10 to 90 % of participants", **band)
         axes.plot(rounds[seen], middle, color=BLUE, lw=1.4, label="median of the participants")
     for client, colour in zip(busiest(mix), (ORANGE, GREEN), strict=False):
-        drawn = visited[:, client]
-        axes.plot(rounds[drawn], mix[drawn, client], "o-", color=colour, ms=3, lw=0.9,
-                  label=f"client {client}")  # fmt: skip
+        drawn, label = visited[:, client], f"client {client}"
+        axes.plot(rounds[drawn], mix[drawn, client], "o-", color=colour, ms=3, lw=0.9, label=label)
     axes.set(xlabel=X_AXES["rounds"], ylim=(-0.02, 1.02), title=title)
     axes.set_ylabel("mean of the mix vector (1: local, 0: shared)")
     whole_numbers(axes.xaxis)
@@ -212,7 +145,7 @@ def busiest(mix: np.ndarray) -> list[int]:
 def classes_by_client(counts: np.ndarray, title: str = "") -> Figure:
     """Heat map of a split: images of each class (columns) at each client (rows)."""
     classes = counts.shape[1]
-    figure, axes = _figure(7.0 if classes <= 20 else 9.0, 5.0)
+    figure, axes = plain_figure(7.0 if classes <= 20 else 9.0, 5.0)
     axes.grid(False)
     shown = np.where(counts > 0, counts, np.nan)
     picture = axes.imshow(shown, aspect="auto", cmap="viridis_r", interpolation="nearest")
@@ -247,13 +180,9 @@ def of_run(run: Run, counts: np.ndarray | None = None, titled: bool = True) -> d
 
 
 def draw_all(run: Run, counts: np.ndarray, folder: str | Path, log: Callable[[str], object]) -> list[Path]:
-    """All pictures of a run as PNG files; one that cannot be drawn costs a line, not the run.
+    """All pictures of a run as PNG files; one that cannot be drawn costs a line of `log`.
 
-    Args:
-        run: with the numbers of its clients.
-        counts: images of each class at each client, `[clients, classes]`.
-        folder: where they go.
-        log: told of what could not be drawn.
+    `counts` has the images of each class at each client, `[clients, classes]`.
     """
     paths = []
     for name, draw in of_run(run, counts).items():
@@ -323,11 +252,10 @@ def curves(
 
     Args:
         runs: label → its runs, as `results.grouped` gives them.
-        title: a heading.
         x, y: names of `X_AXES` and `Y_AXES`.
         window: how many points each point is the mean of.
     """
-    figure, axes = _figure(8.0, 4.8)
+    figure, axes = plain_figure(8.0, 4.8)
     looks, ends = styles(runs), []
     for label, found in runs.items():
         colour, dash = looks[label]
@@ -372,7 +300,7 @@ def compare_runs(runs: Sequence[Run], title: str = "", window: int = 5) -> Figur
 
 def accuracy_by_floats(runs: Sequence[Run], title: str = "") -> Figure:
     """What methods send a client and round against what all clients reach at the end."""
-    figure, axes = _figure()
+    figure, axes = plain_figure()
     for label, found in grouped(runs, ["method"]).items():
         scores = [run.summary.final_all_clients_accuracy for run in found]
         mean, deviation = mean_and_deviation(scores)
@@ -382,8 +310,7 @@ def accuracy_by_floats(runs: Sequence[Run], title: str = "") -> Figure:
         floats = (summary.floats_up_per_client or 0) + (summary.floats_down_per_client or 0)
         width = None if deviation is None else 100 * deviation
         axes.errorbar(floats, 100 * mean, width, fmt="o", color=colour, markersize=7, capsize=3)
-        axes.annotate(label, (floats, 100 * mean), xytext=(0, 9), textcoords="offset points",
-                      ha="center", fontsize=8, color=colour)  # fmt: skip
+        note(axes, label, (floats, 100 * mean), colour)
     axes.set_xscale("symlog", linthresh=1)  # a method may send nothing
     axes.xaxis.set_major_formatter(EngFormatter())
     axes.set(xlabel="floats up and down, per client and round", title=title)

@@ -2,13 +2,16 @@
 
 import runpy
 import sys
+from html import escape
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 from by_hand import record, run_by_hand
 
-from pfedafm_jax import plots
+from pfedafm_jax import figures, plots
+from pfedafm_jax.methods import method_names
 from pfedafm_jax.results import grouped, per_round, read_runs
 
 COMMAND = Path(__file__).parent.parent / "experiments" / "plot.py"
@@ -108,3 +111,64 @@ def test_a_run_without_a_round_is_told(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         runpy.run_path(str(COMMAND), run_name="__main__")
     assert "nothing to draw yet" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------- what all share
+
+
+def test_a_method_has_one_colour_in_every_picture(folder):
+    runs = read_runs([folder])
+    few = [run for run in runs if run.config["method"] != "fd"]
+    for chosen in (runs, few):
+        for line in plots.compare_runs(chosen).axes[0].lines:
+            name = {"pFedAFM": "pfedafm", "FD": "fd", "Standalone": "standalone"}[line.get_label()]
+            assert line.get_color() == figures.METHOD_COLOURS[name]
+    assert set(figures.METHOD_COLOURS) == set(method_names())
+    assert len(set(figures.METHOD_COLOURS.values())) == len(figures.METHOD_COLOURS)
+    assert figures.method_colour("mine") == figures.method_colour("mine")
+
+
+def test_runs_of_one_method_are_told_apart(folder):
+    runs = read_runs([folder / "pfedafm-seed0", folder / "pfedafm-seed1", folder / "fd-seed0"])
+    looks = plots.styles(grouped(runs, ["method", "seed"]))
+    assert len(set(looks.values())) == 3
+    assert looks["pFedAFM, seed 0"][0] == looks["pFedAFM, seed 1"][0] == figures.BLUE
+    alone = plots.styles(grouped(runs[:2], ["seed"]))
+    assert alone["seed 0"][0] != alone["seed 1"][0]
+
+
+def test_axes_that_count_have_whole_numbers():
+    run = run_by_hand([record(number, 0.5) for number in (1, 2, 3)], method="fd")
+    mix, counts = np.full((3, 2), 0.5), np.ones((3, 30), int)
+    drawn = [plots.accuracy_by_round(run.per_round()), plots.curves({"run": [run]}), plots.mix_by_round(mix)]
+    for axis in [*(figure.axes[0].xaxis for figure in drawn), plots.classes_by_client(counts).axes[0].yaxis]:
+        assert all(float(tick).is_integer() for tick in axis.get_majorticklocs())
+
+
+def test_a_client_with_nothing_right_is_visible():
+    axes = plots.accuracy_by_client(np.array([0.0, 0.5, 0.0]), np.zeros(3, int), ["cnn1"]).axes[0]
+    (crosses,) = (line for line in axes.lines if line.get_marker() == "x")
+    assert crosses.get_xdata().tolist() == [1, 2] and axes.get_ylim()[0] < 0
+
+
+@pytest.mark.parametrize("name", ["$a_b$", r"\frac{$x", "100 % $", "名前"])
+def test_text_from_outside_is_shown_as_it_is(name, tmp_path):
+    rounds = [record(1, 0.5), record(2, 0.75)]
+    run = run_by_hand(rounds, method="fd", dataset=f"folder:{name}", architectures=[name])
+    accuracy = plots.of_run(run)["accuracy"]()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        for figure in (accuracy, plots.curves({name: [run]}, name)):
+            assert escape(name, quote=False) in figures.rendered(figure, "svg").decode()
+
+
+def test_a_picture_that_cannot_be_drawn_costs_one_line(tmp_path, monkeypatch):
+    run = run_by_hand([record(1, 0.5)], method="fd", num_clients=10, last_accuracies=np.full(10, 0.5))
+
+    def broken(*arguments):
+        raise ValueError("no ink")
+
+    monkeypatch.setattr(plots, "accuracy_by_client", broken)
+    lines: list[str] = []
+    paths = plots.draw_all(run, np.ones((10, 10), int), tmp_path, lines.append)
+    assert [path.name for path in paths] == ["accuracy.png", "split.png"]
+    assert lines == ["warning: clients.png could not be drawn (ValueError: no ink)"]

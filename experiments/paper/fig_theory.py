@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from theory import WAYS, bound
 
-from pfedafm_jax.plots import BLUE, GREEN, GREY, ORANGE
+from pfedafm_jax.figures import BLUE, GREEN, GREY, ORANGE, whole_numbers
 
 PLACES = ("one step of gradient descent", "phase 1", "phase 2", "aggregation")  # what WAYS are
 SHADES = (BLUE, ORANGE, GREEN, GREY)
@@ -34,6 +34,7 @@ def figure(result: dict[str, Any]) -> Figure:
     for (label, rate), style in zip(_rates(result).items(), ("-", "--"), strict=False):
         middle.axhline(2 / rate, color="black", linestyle=style, label=f"2/η, {label}")
     middle.set(xlabel="round", ylabel="‖∇L(h') − ∇L(h)‖ / ‖h' − h‖", title="Smoothness, Eq. 13")
+    whole_numbers(middle.xaxis)
 
     taken = [result["constants"]["eta"] * each["variation"] for _, each in visits]
     changes = [each["loss"]["aggregated"] - each["loss"]["trained"] for _, each in visits]

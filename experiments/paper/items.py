@@ -1,0 +1,103 @@
+"""The paper's tables and figures by name: which runs each needs, and what makes an outcome of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import theory
+
+from paper import case_studies, comparisons, fig_theory, tables
+from paper.outcome import Outcome, Table
+from paper.study import Found, Study
+from pfedafm_jax.progress import console
+from pfedafm_jax.run import Standing, Task
+
+Tasks = Callable[[Study], dict[tuple[Any, ...], Task]]
+
+
+@dataclass(frozen=True)
+class Item:
+    """A table or a figure; `also` are runs that it shows if they are there."""
+
+    about: str
+    tasks: Tasks
+    draw: Callable[[Study, Found], Outcome | None]  # None: there is nothing to draw
+    also: Tasks = lambda study: {}
+
+
+def _accuracy(family: str, about: str) -> Item:
+    tasks = partial(tables.accuracy_tasks, family=family)
+    return Item(about, tasks, partial(tables.accuracy_table, family=family))
+
+
+def _uneven(about: str, points: case_studies.Points, changes: case_studies.Changes, axis: str) -> Item:
+    tasks = partial(case_studies.uneven_tasks, points=points, changes=changes)
+    title = about[0].upper() + about[1:]
+    return Item(about, tasks, partial(case_studies.uneven, points=points, title=title, axis=axis))
+
+
+def theory_standing(study: Study) -> Standing:
+    """A training of its own; one with more rounds than asked for is used as it is."""
+    task = study.task("pfedafm", study.datasets[0], study.one_seed[0], variation="theory")
+    assert task.folder is not None
+    stored = theory.stored_result(task.folder / "theory.json")
+    done = len(stored["rounds"]) if stored else 0
+    if not done or (done < task.config.rounds and not study.only_finished):
+        return Standing(task, "again" if done else "new")
+    return Standing(replace(task, config=replace(task.config, rounds=done)), "done", done)
+
+
+def _theory(study: Study, found: Found) -> Outcome | None:
+    """What the paper's assumptions and bound look like in a run."""
+    standing = theory_standing(study)
+    task = standing.task
+    if task.folder is None or (study.only_finished and standing.state != "done"):
+        return None
+    if standing.state == "again":
+        (task.folder / "theory.json").unlink()  # a shorter one, which cannot be resumed
+    result = theory.study(task.config, task.folder, study.data_dir, console.print)
+    table = Table("", ("", "measured"), fig_theory.rows(result))
+    return Outcome("The theory in a run", [table], fig_theory.figure(result))
+
+
+def _nothing(study: Study) -> dict[tuple[Any, ...], Task]:
+    return {}
+
+
+ITEMS = {
+    "table1": Item("sizes of the five networks", _nothing, tables.model_sizes),
+    "table2": _accuracy("homo", "all methods, one architecture"),
+    "table3": _accuracy("hetero", "all methods, five architectures"),
+    "fig-convergence": Item("accuracy by round", comparisons.convergence_tasks, comparisons.convergence),
+    "fig-individual": Item(
+        "every client, pFedAFM minus FedProto",
+        comparisons.pair_tasks,
+        comparisons.individual,
+        also=comparisons.all_tasks,
+    ),
+    "fig-cost": Item(
+        "rounds, communication and computation to 90 % and 50 %",
+        comparisons.pair_tasks,
+        comparisons.cost,
+    ),
+    "fig-pathological": _uneven(
+        "classes that a client sees",
+        case_studies.class_points,
+        case_studies.class_changes,
+        "classes a client",
+    ),
+    "fig-dirichlet": _uneven(
+        "Dirichlet shares of all classes",
+        case_studies.gamma_points,
+        case_studies.gamma_changes,
+        "gamma",
+    ),
+    "fig-mix-lr": Item("learning rate of the mix vector", case_studies.mix_rate_tasks, case_studies.mix_rate),
+    "fig-mix-mean": Item("mean of the mix vector by round", case_studies.own_tasks, case_studies.mix_mean),
+    "fig-ablation-models": Item("small, large and mixed model", case_studies.own_tasks, case_studies.parts),
+    "fig-ablation-training": Item(
+        "end-to-end and iterative training", case_studies.training_tasks, case_studies.training
+    ),
+    "fig-theory": Item("the assumptions and the bound in a run", _nothing, _theory),
+}

@@ -1,0 +1,144 @@
+"""What an item gives: tables, the paper's claims beside what was seen here, and a picture."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table as TerminalTable
+
+from pfedafm_jax import figures, plots
+from pfedafm_jax.data.atomic import write_atomically
+from pfedafm_jax.results import Run, markdown, mean_and_deviation, percent
+
+PAPER = figures.BLACK  # the paper's own numbers in pictures
+BEST, LAST_TEN, EVERYONE = (
+    "best_mean_accuracy", "last_ten_mean_accuracy", "final_all_clients_accuracy",
+)  # fmt: skip
+SCORES = ("best, %", "last ten, %", "all clients, %", "rounds", "seeds")
+
+
+def score(runs: Sequence[Run], name: str = BEST) -> tuple[float | None, float | None]:
+    """Mean and deviation over seeds of a number of the summary."""
+    return mean_and_deviation([getattr(run.summary, name) for run in runs])
+
+
+def mean(runs: Sequence[Run], name: str = BEST) -> float:
+    """The mean over seeds in percent, for pictures; NaN where there is none."""
+    value = score(runs, name)[0]
+    return np.nan if value is None else 100 * value
+
+
+def diverged(runs: Sequence[Run]) -> str:
+    """A mark for the first round in which an update was not finite."""
+    rounds = [run.summary.diverged_at_round for run in runs]
+    known = [number for number in rounds if number is not None]
+    return f" (✗ diverged at round {min(known)})" if known else ""
+
+
+def lengths(runs: Sequence[Run]) -> str:
+    """How long runs were: `20`, or `20 to 40` where they differ."""
+    found = sorted({run.summary.rounds for run in runs}) or ["–"]
+    return " to ".join(dict.fromkeys(str(number) for number in (found[0], found[-1])))
+
+
+def scores(runs: Sequence[Run]) -> list[str]:
+    """The cells of `SCORES`."""
+    best, *others = (percent(*score(runs, name)) for name in (BEST, LAST_TEN, EVERYONE))
+    return [best + diverged(runs), *others, lengths(runs), str(len(runs))]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a heading; the first column is for names, the others for numbers."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        title = f"**{self.title}**\n\n" if self.title else ""
+        return title + markdown(self.columns, self.rows)
+
+    def show(self, console: Console) -> None:
+        table = TerminalTable(box=None, pad_edge=False, title=self.title or None)
+        for index, column in enumerate(self.columns):
+            table.add_column(column, justify="right" if index else "left")
+        for row in self.rows:
+            table.add_row(*row)
+        console.print(table)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something the paper says, and whether it was seen here; None: nothing to tell it by."""
+
+    text: str
+    seen: bool | None
+    detail: str = ""
+
+    def line(self) -> str:
+        answer = {True: "yes", False: "no", None: "cannot be told from these runs"}[self.seen]
+        return f"{self.text} Here: {answer}{', ' + self.detail if self.detail else ''}."
+
+
+def everywhere(text: str, seen: Sequence[bool], where: str) -> Claim:
+    """A claim that must hold at each of several places; `where` says what they are.
+
+    >>> everywhere("It is above.", [True, False], "points").line()
+    'It is above. Here: no, at 1 of 2 points.'
+    """
+    if not seen:
+        return Claim(text, None)
+    return Claim(text, all(seen), f"at {sum(seen)} of {len(seen)} {where}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An item, finished."""
+
+    title: str
+    tables: Sequence[Table]
+    figure: Figure
+    claims: Sequence[Claim] = ()
+    notes: Sequence[str] = ()
+
+    def markdown(self, head: str = "", picture: str = "") -> str:
+        parts = [f"# {self.title}\n"]
+        parts += [head + "\n"] if head else []
+        parts += [f"![{self.title}]({picture})\n"] if picture else []
+        parts += [table.markdown() for table in self.tables]
+        if self.claims:
+            lines = "\n".join(f"- {claim.line()}" for claim in self.claims)
+            parts.append(f"What the paper says:\n\n{lines}\n")
+        return "\n".join([*parts, *(f"{note}\n" for note in self.notes)])
+
+    def save(self, folder: Path, item: str, head: str = "") -> list[Path]:
+        """Writes `item.md`, `item.png` and `item.json`; returns their paths."""
+        folder.mkdir(parents=True, exist_ok=True)
+        picture = plots.save(self.figure, folder / f"{item}.png")
+        content = {
+            "item": item,
+            "title": self.title,
+            "about": head,
+            "tables": [asdict(table) for table in self.tables],
+            "claims": [asdict(claim) for claim in self.claims],
+            "notes": list(self.notes),
+        }
+        files = {
+            folder / f"{item}.md": self.markdown(head, picture.name),
+            folder / f"{item}.json": json.dumps(content, indent=2) + "\n",
+        }
+        for path, text in files.items():
+            write_atomically(path, lambda file, text=text: file.write(text.encode()))
+        return [*files, picture]
+
+    def show(self, console: Console) -> None:
+        console.print(f"\n{self.title}", style="bold")
+        for table in self.tables:
+            table.show(console)
+        for claim in self.claims:
+            console.print(f"- {claim.line()}", style="dim")

@@ -1,0 +1,233 @@
+"""Which runs the paper's tables and figures need, how long and how much: scales, folders, time."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+
+from paper import numbers
+from pfedafm_jax.config import PAPER_COLUMNS, Config, paper_scale, updated
+from pfedafm_jax.data import NORMALISATION
+from pfedafm_jax.methods import find_method
+from pfedafm_jax.models import describe, extractor_names, linear, register_extractor
+from pfedafm_jax.records import TARGET_ACCURACY
+from pfedafm_jax.results import Run
+from pfedafm_jax.run import Standing, Task
+from pfedafm_jax.training import LocalTraining
+
+FLOPS_PER_SECOND = 6e10  # two CPU cores, heterogeneous pFedAFM at N = 100: 14 s for 0.85 TFLOP
+MINIATURE = "miniature"
+
+Found = Mapping[tuple[Any, ...], Run]
+"""The finished runs of an item by what they are, the seed last: `("cifar10", "fedproto", 0)`."""
+
+
+def at(found: Found, *start: Any) -> list[Run]:
+    """The finished runs whose key starts like this: those of all seeds."""
+    return [run for key, run in found.items() if key[: len(start)] == start]
+
+
+# ------------------------------------------------------------------------------- scales
+
+
+class Miniature(nn.Module):
+    """For trying things out: means of 4 x 4 fields and two linear layers; it compiles in no time."""
+
+    hidden: int
+    features: int = 16
+
+    @nn.compact
+    def __call__(self, images):
+        number, height, width, channels = images.shape
+        fields = images.reshape(number, 4, height // 4, 4, width // 4, channels).mean(axis=(2, 4))
+        hidden = nn.relu(linear(self.hidden, fields.reshape(number, -1), "torch", "fc1"))
+        return nn.relu(linear(self.features, hidden, "torch", "fc2"))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What items run at this scale; to add one, add an entry to `SCALES`."""
+
+    name: str
+    about: str
+    rounds: Mapping[str, int]  # by dataset
+    settings: Callable[[Config, int], Config]  # from a named configuration and a column of N
+    columns: tuple[int, ...] = (100,)
+    methods: tuple[str, ...] = numbers.METHODS  # of Table 3
+    homogeneous: tuple[str, ...] = numbers.METHODS  # of Table 2
+    curves: tuple[str, ...] = ("pfedafm", "standalone", "fedproto")  # of the curves by round
+    pair: tuple[str, ...] = ("pfedafm", "fedproto")  # of the other figures
+    datasets: tuple[str, ...] = tuple(numbers.DATASETS)
+    seen_classes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: numbers.SEEN_CLASSES)
+    gammas: tuple[float, ...] = numbers.GAMMAS
+    mix_learning_rates: tuple[float, ...] = numbers.MIX_LEARNING_RATES
+    mix_seeds: tuple[int, ...] = tuple(range(numbers.MIX_SEEDS))
+    target: Mapping[str, float] = field(default_factory=lambda: TARGET_ACCURACY)
+    start_seconds: float = 30.0  # to load and compile, where nothing is known yet
+
+
+def _as_in_the_file(config: Config, num_clients: int) -> Config:
+    return dataclasses.replace(config, num_clients=num_clients)
+
+
+def _smoke(config: Config, num_clients: int) -> Config:
+    if MINIATURE not in extractor_names():
+        register_extractor(MINIATURE, Miniature(hidden=24))
+    many = config.dataset == "cifar100"
+    return dataclasses.replace(
+        config,
+        dataset="synthetic",
+        synthetic_samples=320,
+        synthetic_classes=20 if many else 10,
+        classes_per_client=4 if many else 2,
+        num_clients=num_clients,
+        participation=0.5,
+        architectures=(MINIATURE,),  # one for all: what is compiled once is found again
+        shared_extractor=MINIATURE,
+        feature_size=16,
+        local_epochs=2,
+        batch_size=4,  # so small that a short last batch needs no program of its own
+        learning_rate=0.05,
+        settings=(),  # learning rates of some methods
+        devices=1,
+    )
+
+
+SCALES = {
+    scale.name: scale
+    for scale in (
+        Scale(
+            "smoke",
+            "generated images, one tiny network, two rounds: shows that everything works, the numbers mean nothing",
+            dict.fromkeys(numbers.DATASETS, 2),
+            _smoke,
+            columns=(8,),
+            homogeneous=("standalone", "pfedafm"),
+            datasets=("cifar10",),
+            seen_classes={"cifar10": (2, 5), "cifar100": (4, 10)},
+            gammas=(0.5,),
+            mix_learning_rates=(0.1, 1.0),
+            mix_seeds=(0,),
+            target={"cifar10": 0.3, "cifar100": 0.15},
+            start_seconds=2.0,
+        ),
+        Scale(
+            "quick",
+            "the named configurations, the paper's column N = 100 only, 20 rounds, fewer points in some figures",
+            dict.fromkeys(numbers.DATASETS, 20),
+            _as_in_the_file,
+            seen_classes={"cifar10": (2, 6, 10), "cifar100": (10, 50, 100)},
+            gammas=(0.1, 0.5),
+            mix_learning_rates=(0.001, 0.1, 1.0),
+        ),
+        Scale(
+            "paper",
+            "the paper's own length, T = 500, E = 10, learning rate 0.01, its three columns of N and C, all points",
+            dict.fromkeys(numbers.DATASETS, 500),
+            paper_scale,
+            columns=tuple(PAPER_COLUMNS),
+        ),
+    )
+}
+
+
+# ------------------------------------------------------------------------------- the study
+
+
+@dataclass(frozen=True)
+class Study:
+    """What was asked for: a scale, and what the command line changes of it."""
+
+    scale: Scale
+    base: Path  # where the runs and the results go
+    datasets: tuple[str, ...]
+    methods: tuple[str, ...] | None = None  # None: those that the item compares
+    seeds: tuple[int, ...] | None = None  # None: 0, or those of the scale where it has several
+    rounds: int | None = None  # None: those of the scale
+    data_dir: str | None = None
+    only_finished: bool = False
+
+    def task(
+        self,
+        method: str,
+        dataset: str,
+        seed: int = 0,
+        *,
+        family: str = "hetero",
+        column: int | None = None,
+        variation: str = "",
+        **changes: Any,
+    ) -> Task:
+        """A run of a method in a column of N; `variation` names the `changes` of its settings."""
+        column, name = column or self.scale.columns[-1], f"{family}_{dataset}"
+        config = updated(self.scale.settings(Config.load(name), column), changes)
+        rounds = self.rounds or self.scale.rounds[dataset]
+        config = dataclasses.replace(config, method=method, seed=seed, rounds=rounds)
+        place = f"{name}-n{column}{'-' if variation else ''}{variation}"
+        return Task(config.check(), self.base / place / f"{method}-seed{seed}")
+
+    def chosen(self, default: Sequence[str]) -> Sequence[str]:
+        """The methods of an item: those asked for, or its own."""
+        return default if self.methods is None else self.methods
+
+    @property
+    def one_seed(self) -> tuple[int, ...]:
+        """Seeds of the items that the paper ran once."""
+        return self.seeds or (0,)
+
+    def label(self, dataset: str) -> str:
+        """`CIFAR-10`, or what stands in its place."""
+        config = self.task("pfedafm", dataset).config
+        return numbers.DATASETS.get(config.dataset, f"{config.dataset} {config.synthetic_classes}")
+
+
+def name_of(task: Task) -> str:
+    """`hetero_cifar10-n100/pfedafm-seed0`"""
+    return f"{task.folder.parent.name}/{task.folder.name}" if task.folder else "in memory"
+
+
+# ------------------------------------------------------------------------------- how long
+
+
+def flops_of_a_round(config: Config) -> float:
+    """Floating-point operations of all participants of a round, for clients of equal size."""
+    classes = {"cifar10": 10, "cifar100": 100}.get(config.dataset, config.synthetic_classes)
+    images = config.synthetic_samples if config.dataset == "synthetic" else 60_000
+    samples = max(1, round(0.8 * images / config.num_clients))
+    seen = config.classes_per_client if config.partition == "pathological" else classes
+    training = LocalTraining.of(config, *NORMALISATION["cifar10"], [samples])
+    shared = describe(config.shared_extractor, classes, feature_size=config.feature_size)
+    method = find_method(config.method)(config, training, shared)
+    networks = [describe(n, classes, feature_size=config.feature_size) for n in config.architectures]
+    costs = [method.cost(network, samples, min(seen, classes)).flops for network in networks]
+    return sum(costs) / len(costs) * config.num_participants
+
+
+def estimator(standings: Iterable[Standing], start_seconds: float) -> Callable[[Standing], float]:
+    """Seconds that are left of a run, from its FLOPs and the speed of finished runs.
+
+    Where none is finished, that of two CPU cores.
+    """
+    finished = [s.run.summary for s in standings if s.run is not None and s.run.finished]
+    work = sum(
+        (s.flops_per_client_round or 0) * s.rounds
+        * round(s.config["participation"] * s.config["num_clients"])
+        for s in finished
+    )  # fmt: skip
+    seconds = sum(summary.seconds for summary in finished)
+    speed = work / seconds if seconds > 1 else FLOPS_PER_SECOND
+    if finished:
+        compiling = sum(summary.compile_seconds for summary in finished) / len(finished)
+        start_seconds = compiling + start_seconds / 10
+
+    def left(standing: Standing) -> float:
+        config = standing.task.config
+        rounds = config.rounds - standing.rounds_done
+        if standing.state == "done":
+            return 0.0
+        return start_seconds + flops_of_a_round(config) * rounds / speed
+
+    return left

@@ -1,0 +1,177 @@
+"""Tables 1 to 3: sizes of the networks, and mean accuracy with one or with five architectures."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from matplotlib.figure import Figure
+
+from paper import numbers
+from paper.outcome import (
+    BEST,
+    EVERYONE,
+    LAST_TEN,
+    PAPER,
+    Outcome,
+    Table,
+    diverged,
+    everywhere,
+    lengths,
+    mean,
+    score,
+)  # fmt: skip
+from paper.study import Found, Study, at
+from pfedafm_jax import figures
+from pfedafm_jax.methods import find_method
+from pfedafm_jax.models import describe
+from pfedafm_jax.results import Run, percent
+from pfedafm_jax.run import Task
+
+Cell = tuple[int, str]  # N and dataset
+TITLES = {
+    "homo": "Table 2: one architecture for all clients", "hetero": "Table 3: five architectures",
+}  # fmt: skip
+
+
+def model_sizes(study: Study, found: Found) -> Outcome:
+    """Table 1. Megabytes are 2^20 bytes of float32 with ten classes, as the paper's numbers are."""
+    rows = []
+    for name, stated in numbers.MODEL_MEGABYTES.items():
+        ten, hundred = describe(name, 10), describe(name, 100)
+        sizes = f"{ten.params * 4 / 2**20:.2f}", f"{stated:.2f}"
+        counts = (f"{n:,}" for n in (ten.params, hundred.params, ten.extractor_params))
+        rows.append([figures.architecture_label(name), *sizes, *counts, f"{ten.macs / 1e6:.2f}"])
+    columns = (
+        "network", "MB", "paper", "weights, 10 classes", "100 classes", "without header",
+        "M mult-adds",
+    )  # fmt: skip
+    figure, [[axes]] = figures.panels(1, 1, 6.5, 3.6)
+    here, there = ([float(row[column]) for row in rows] for column in (1, 2))
+    axes.bar(range(len(rows)), here, color=figures.BLUE, width=0.6, label="here")
+    axes.plot(range(len(rows)), there, "D", color=PAPER, markersize=5, label="paper")
+    axes.set_xticks(range(len(rows)), [row[0] for row in rows])
+    axes.set(ylabel="MB of float32, ten classes", title="Table 1: sizes of the networks")
+    axes.legend(frameon=False)
+    notes = [
+        f"The paper's {row[2]} MB of {row[0]} are not what the widths in its own table give, "
+        f"{row[1]} MB; the widths are used here."
+        for row in rows
+        if abs(float(row[1]) - float(row[2])) > 0.01
+    ]
+    tables = [Table("", columns, rows)]
+    return Outcome("Table 1: sizes of the networks", tables, figure, notes=notes)
+
+
+# ------------------------------------------------------------------------------- Tables 2 and 3
+
+
+def accuracy_tasks(study: Study, family: str) -> dict[tuple, Task]:
+    """The runs of Table 2 (`homo`) or 3 (`hetero`) by N, dataset, method and seed."""
+    methods = study.scale.homogeneous if family == "homo" else study.scale.methods
+    return {
+        (column, dataset, method, seed): study.task(method, dataset, seed, family=family, column=column)
+        for column in study.scale.columns
+        for dataset in study.datasets
+        for seed in study.one_seed
+        for method in study.chosen(methods)
+    }
+
+
+def accuracy_table(study: Study, found: Found, family: str) -> Outcome:
+    """Table 2 or 3 from the finished runs, the paper's numbers beside ours."""
+    names = {key[2] for key in found}
+    methods = [name for name in numbers.METHODS if name in names]
+    methods += sorted(names - set(methods))
+    cells = {
+        (column, dataset): {m: runs for m in methods if (runs := at(found, column, dataset, m))}
+        for column, dataset in dict.fromkeys(key[:2] for key in found)
+    }
+    labels = [f"N={column}, {study.label(dataset)}" for column, dataset in cells]
+    stated = {cell: partial(_stated, family, cell) for cell in cells}
+    overview = [
+        [find_method(name).title]
+        + [
+            f"{percent(score(runs.get(name, ()))[0])}{' ✗' * bool(diverged(runs.get(name, ())))} ({stated[cell](name)})"
+            for cell, runs in cells.items()
+        ]
+        for name in methods
+    ]
+    for label, baselines, margins in (
+        ("pFedAFM − best baseline", numbers.METHODS, numbers.MARGIN_BEST),
+        ("pFedAFM − best of category", numbers.MUTUAL, numbers.MARGIN_MUTUAL),
+    ):
+        known = dict(zip(numbers.CELLS, margins[family], strict=True))
+        row = [_margin(runs, baselines, known.get(cell)) for cell, runs in cells.items()]
+        overview.append([label, *row])
+    title = "Best mean accuracy of participants, %; in brackets the paper's (fails: no convergence)"
+    tables = [Table(title, ["method", *labels], overview)]
+    columns = ("method", "best", "paper", "last ten", "all clients", "spread", "rounds", "seeds")
+    for label, (cell, members) in zip(labels, cells.items(), strict=True):
+        rows = []
+        for name, runs in members.items():
+            best, *others = (percent(*score(runs, key)) for key in (BEST, LAST_TEN, EVERYONE, "spread_over_clients"))
+            row = [best, stated[cell](name), *others, lengths(runs), str(len(runs))]
+            rows.append([find_method(name).title + diverged(runs), *row])
+        tables.append(Table(f"{label}: all accuracies, %", columns, rows))
+    ahead = [
+        mean(runs["pfedafm"]) > max(map(mean, others))
+        for runs in cells.values()
+        if "pfedafm" in runs and (others := [v for k, v in runs.items() if k != "pfedafm"])
+    ]
+    claim = everywhere("pFedAFM has the highest mean accuracy in every column.", ahead, "columns")
+    notes = [
+        "best: the paper's convention, the highest mean over the participants of a round, on test "
+        "data; last ten: the mean of the last ten rounds; all clients: all of them after the last "
+        "round; spread: their standard deviation."
+    ]
+    if any(" to " in lengths(at(found, *cell)) for cell in cells):
+        notes.append("Runs are of different lengths, see the column of rounds: compare with care.")
+    figure = _accuracy_figure(family, cells, labels, methods)
+    return Outcome(TITLES[family], tables, figure, [claim], notes)
+
+
+def _stated(family: str, cell: Cell, method: str) -> str:
+    """The paper's number; `fails` where it did not converge, a dash where there is no such cell."""
+    value = numbers.accuracy(family, method, *cell)
+    known = cell in numbers.CELLS and method in numbers.METHODS
+    return f"{value:.2f}" if value is not None else "fails" if known else "–"
+
+
+def _margin(runs: Mapping[str, Sequence[Run]], baselines: Sequence[str], stated: float | None) -> str:
+    others = [mean(runs[name]) for name in baselines if name != "pfedafm" and name in runs]
+    ours = f"{mean(runs['pfedafm']) - max(others):+.2f}" if others and "pfedafm" in runs else "–"
+    return f"{ours} ({'–' if stated is None else f'{stated:+.2f}'})"
+
+
+def _accuracy_figure(
+    family: str,
+    cells: Mapping[Cell, Mapping[str, Sequence[Run]]],
+    labels: Sequence[str],
+    methods: Sequence[str],
+) -> Figure:
+    """A panel a cell: each method's accuracies here and in the paper on one line."""
+    columns = list(dict.fromkeys(column for column, _ in cells))
+    datasets = list(dict.fromkeys(dataset for _, dataset in cells))
+    height = max(3.0, 0.9 + 0.34 * len(methods))
+    figure, grid = figures.panels(len(datasets), len(columns), 4.6, height, sharey=True)
+    kinds = {
+        "best mean of participants": ("o", figures.BLUE),
+        "all clients at the end": ("o", figures.GREY),
+        "the paper's best mean": ("D", PAPER),
+    }
+    for label, ((column, dataset), members) in zip(labels, cells.items(), strict=True):
+        axes = grid[datasets.index(dataset)][columns.index(column)]
+        for place, name in enumerate(methods):
+            runs = members.get(name, [])
+            stated = numbers.accuracy(family, name, column, dataset) or float("nan")
+            points = (mean(runs), mean(runs, EVERYONE), stated)
+            axes.plot(points, [place] * 3, color=figures.GREY, alpha=0.4, linewidth=1)
+            for value, (kind, (marker, colour)) in zip(points, kinds.items(), strict=True):
+                axes.plot(value, place, marker, color=colour, ms=5.5, label=kind if not place else "")
+            if diverged(runs):
+                axes.annotate("diverged", (points[0], place), xytext=(6, 0), fontsize=7,
+                              textcoords="offset points", va="center", color=figures.RED)  # fmt: skip
+        axes.set_yticks(range(len(methods)), [find_method(name).title for name in methods])
+        axes.set(title=label, xlabel="test accuracy, %", ylim=(len(methods) - 0.5, -0.5))
+    figures.legend_below(figure, 3)
+    figure.suptitle(TITLES[family], fontsize=11)
+    return figure

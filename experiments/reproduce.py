@@ -1,0 +1,174 @@
+"""The paper's tables and figures, its numbers beside ours: `python experiments/reproduce.py table3`."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from paper import numbers
+from paper.items import ITEMS, theory_standing
+from paper.study import SCALES, Found, Study, estimator, name_of
+from rich.table import Table
+
+from pfedafm_jax import cli, setup_devices
+from pfedafm_jax.config import bad, known
+from pfedafm_jax.methods import method_names
+from pfedafm_jax.progress import console, in_words
+from pfedafm_jax.records import check_writable
+from pfedafm_jax.results import Run
+from pfedafm_jax.run import Standing, Task, look, run_all
+from pfedafm_jax.signals import Signals
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    about = "\n".join(f"  {name:<22} {item.about}" for name, item in ITEMS.items())
+    scales = "\n".join(f"  {scale.name:<22} {scale.about}" for scale in SCALES.values())
+    parser = argparse.ArgumentParser(
+        prog="experiments/reproduce.py",
+        description=__doc__,
+        epilog=f"items:\n{about}\n  {'all':<22} all of them\n\nscales:\n{scales}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("item", nargs="+", metavar="ITEM", help="one or more of the items below")
+    add("--scale", default="quick", metavar="NAME", help=f"{', '.join(SCALES)} (default: quick)")
+    add("--rounds", type=int, metavar="R", help="communication rounds instead of the scale's")
+    add("--seeds", metavar="0,1,…", help="default: 0, and three for fig-mix-lr")
+    add("--methods", metavar="A,B,…", help="instead of those that the paper compares, or all")
+    add("--datasets", metavar="A,B", help="cifar10, cifar100 (default: both; smoke: the first)")
+    add("--data-dir", metavar="DIR", help="folder or archive with the datasets")
+    add("--run-dir", metavar="DIR", help="for runs and results (default: runs/reproduce-SCALE)")
+    add("--devices", type=int, default=0, metavar="N", help="devices to use; 0: all")
+    add("--list", action="store_true", help="say what would run, how long, and what is done")
+    add("--only-finished", action="store_true", help="run nothing, draw what finished runs give")
+    add("--drop-checkpoints", action="store_true", help="remove those of finished runs")
+    return parser.parse_args(argv)
+
+
+def names(given: str, setting: str, accepted: Sequence[str]) -> tuple[str, ...]:
+    """Names with commas between them; `all`: every one."""
+    chosen = tuple(accepted) if given == "all" else tuple(dict.fromkeys(given.split(",")))
+    for name in chosen:
+        if name not in accepted:
+            raise bad(setting, name, "all, or some of " + known(name, accepted))
+    return chosen
+
+
+def study_of(asked: argparse.Namespace) -> Study:
+    """What was asked for, checked."""
+    if asked.scale not in SCALES:
+        raise bad("scale", asked.scale, known(asked.scale, SCALES))
+    if asked.rounds is not None and asked.rounds < 1:
+        raise bad("rounds", asked.rounds, "1 or more")
+    scale, seeds = SCALES[asked.scale], None
+    if asked.seeds is not None:
+        try:
+            seeds = tuple(dict.fromkeys(int(seed) for seed in asked.seeds.split(",")))
+        except ValueError:
+            raise bad("seeds", asked.seeds, "whole numbers like 0,1,2") from None
+    datasets, methods = scale.datasets, None
+    if asked.datasets is not None:
+        datasets = names(asked.datasets, "datasets", tuple(numbers.DATASETS))
+    if asked.methods is not None:
+        methods = names(asked.methods, "methods", method_names())
+    base = Path(asked.run_dir or f"runs/reproduce-{scale.name}")
+    return Study(scale, base, datasets, methods, seeds, asked.rounds, asked.data_dir, asked.only_finished)
+
+
+def print_plan(study: Study, items: Sequence[str], seconds: dict[str, float], standings: Sequence[Standing]) -> None:
+    """What there is to do, before it starts."""
+    what = "all" if len(items) == len(ITEMS) else ", ".join(items)
+    console.print(f"{what}, scale {study.scale.name}: {study.scale.about}")
+    done = sum(standing.state == "done" for standing in standings)
+    if standings:
+        text = f"{len(standings)} runs, {done} of them done"
+        if done < len(standings) and not study.only_finished:
+            text += f"; the rest takes about {in_words(sum(seconds.values()))} on this machine"
+        console.print(text)
+
+
+def print_runs(seconds: dict[str, float], standings: Sequence[Standing]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in ("run", "state", "rounds", "time left"):
+        left = column in ("run", "state")
+        table.add_column(column, justify="left" if left else "right", no_wrap=True)
+    for standing in standings:
+        name, rounds = name_of(standing.task), standing.task.config.rounds
+        words = "" if standing.state == "done" else in_words(seconds[name])
+        table.add_row(name, standing.state, f"{standing.rounds_done}/{rounds}", words)
+    console.print(table)
+
+
+def looked(tasks: Sequence[Task]) -> dict[Path, Standing]:
+    """What is done of these runs, each looked at once."""
+    unique = {task.folder: task for task in tasks if task.folder is not None}
+    return {folder: look(task, longer=True) for folder, task in unique.items()}
+
+
+def main() -> int:
+    asked = parse(sys.argv[1:])
+    items = list(ITEMS) if "all" in asked.item else list(dict.fromkeys(asked.item))
+    for name in items:
+        if name not in ITEMS:
+            raise bad("item", name, known(name, [*ITEMS, "all"]))
+    study = study_of(asked)
+    setup_devices(asked.devices)
+    if not (asked.list or asked.only_finished):
+        check_writable(study.base)
+    needed = looked([task for name in items for task in ITEMS[name].tasks(study).values()])
+    more = [theory_standing(study)] if "fig-theory" in items else []
+    everything = [*needed.values(), *more]
+    left = estimator(everything, study.scale.start_seconds)
+    seconds = {name_of(standing.task): left(standing) for standing in everything}
+    print_plan(study, items, seconds, everything)
+    if asked.list:
+        print_runs(seconds, everything)
+        return 0
+    if asked.only_finished:
+        done = {folder: standing.run for folder, standing in needed.items()}
+    else:
+        with Signals() as signals:
+            runs = run_all(
+                list(needed.values()),
+                data_dir=asked.data_dir,
+                drop_checkpoints=asked.drop_checkpoints,
+                command=shlex.join(["python", "experiments/reproduce.py", *sys.argv[1:]]),
+                signals=signals,
+            )
+        done = dict(zip(needed, runs, strict=True))
+    others = looked([task for name in items for task in ITEMS[name].also(study).values()])
+    done |= {folder: other.run for folder, other in others.items() if folder not in done}
+    for name in items:
+        draw(study, name, {folder: run for folder, run in done.items() if run and run.finished})
+    return 0
+
+
+def draw(study: Study, name: str, done: dict[Path, Run]) -> None:
+    """An item's files; one that nothing is finished for is named."""
+    item = ITEMS[name]
+    needed = item.tasks(study)
+    found: Found = {
+        key: done[task.folder] for key, task in {**item.also(study), **needed}.items() if task.folder in done
+    }
+    used = [found[key] for key in needed if key in found]
+    outcome = item.draw(study, found) if used or not needed else None
+    if outcome is None:
+        console.print(f"\n{name}: nothing is finished yet")
+        return
+    head = f"`python experiments/reproduce.py {name} --scale {study.scale.name}`: "
+    head += f"{study.scale.about}."
+    if used:
+        devices = ", ".join(sorted({run.summary.devices for run in used}))
+        sources = "; ".join(sorted({run.summary.data_source for run in used}))
+        minutes = in_words(sum(run.summary.seconds for run in used))
+        head += f"\n{len(used)} of {len(needed)} runs, {minutes} of training on {devices}. "
+        head += f"Data: {sources}."
+    outcome.show(console)
+    for path in outcome.save(study.base, name, head):
+        console.print(f"  {path}")
+
+
+if __name__ == "__main__":
+    cli.guarded(main)

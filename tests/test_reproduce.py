@@ -1,0 +1,327 @@
+"""The paper's tables and figures: its numbers, the plan, the tables from made-up runs, the command."""
+
+import dataclasses
+import doctest
+import json
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from by_hand import record, run_by_hand
+from paper import numbers, outcome
+from paper.items import ITEMS
+from paper.outcome import Claim, Outcome, Table
+from paper.study import SCALES, Study, estimator, name_of
+from paper.tables import accuracy_table
+
+from pfedafm_jax import figures
+from pfedafm_jax.config import Config
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.methods import method_names
+from pfedafm_jax.run import Task, look
+
+ROOT = Path(__file__).parent.parent
+
+
+def study(base: Path, scale: str = "quick", **changes) -> Study:
+    return dataclasses.replace(Study(SCALES[scale], base, SCALES[scale].datasets), **changes)
+
+
+def tasks_of(asked: Study, *items: str) -> dict[str, Task]:
+    """The runs of these items, or of all, by name."""
+    chosen = [ITEMS[name].tasks(asked) for name in items or ITEMS]
+    return {name_of(task): task for tasks in chosen for task in tasks.values()}
+
+
+# ------------------------------------------------------------------------------- its numbers
+
+
+@pytest.mark.parametrize("family", ["homo", "hetero"])
+def test_the_papers_margins_follow_from_its_tables(family):
+    """A slip in copying a number would show: the margins were copied by themselves."""
+    for index, cell in enumerate(numbers.CELLS):
+        values = {method: row[cell] for method, row in numbers.ACCURACY[family].items()}
+        own = values.pop("pfedafm")
+        assert own is not None
+        others = [value for value in values.values() if value is not None]
+        assert own - max(others) == pytest.approx(numbers.MARGIN_BEST[family][index], abs=1e-6)
+        mutual = [values[name] for name in numbers.MUTUAL if values[name] is not None]
+        assert own - max(mutual) == pytest.approx(numbers.MARGIN_MUTUAL[family][index], abs=1e-6)
+
+
+@pytest.mark.parametrize("module", [numbers, outcome])
+def test_examples_in_docstrings(module):
+    failures, tried = doctest.testmod(module)
+    assert tried and not failures
+
+
+def test_the_paper_and_this_project_have_the_same_methods():
+    assert set(numbers.METHODS) <= set(method_names())
+    assert set(numbers.ACCURACY["homo"]) == set(numbers.METHODS)
+
+
+def test_the_papers_number_stands_beside_runs_of_its_settings():
+    usual = Config.load("hetero_cifar10").as_dict()
+    assert numbers.published(usual) == ("Table 3", 0.9568)
+    homo = Config.load("homo_cifar100").as_dict()
+    assert numbers.published(homo) == ("Table 2", 0.6269)
+    assert numbers.published({**usual, "method": "fedapen"}) == ("Table 3", None)
+    for other in (
+        {"participation": 0.2}, {"classes_per_client": 4}, {"partition": "dirichlet"},
+        {"method": "mine"}, {"architectures": ["cnn5"]}, {"dataset": "synthetic"},
+        {"pfedafm": {"training": "end_to_end"}},
+    ):  # fmt: skip
+        assert numbers.published({**usual, **other}) is None
+
+
+# ------------------------------------------------------------------------------- the plan
+
+
+def test_quick_runs_have_the_settings_of_their_configuration_and_known_folders(tmp_path):
+    tasks = {name: task.config for name, task in tasks_of(study(tmp_path)).items()}
+    for name, method in (("hetero_cifar10", "pfedafm"), ("homo_cifar100", "fd"), ("hetero_cifar100", "fml")):
+        expected = dataclasses.replace(Config.load(name), method=method, rounds=20)
+        assert tasks[f"{name}-n100/{method}-seed0"] == expected
+    assert tasks["hetero_cifar10-n100-mixlr0.1/pfedafm-seed2"].pfedafm.mix_learning_rate == 0.1
+    assert tasks["hetero_cifar100-n100-classes50/fedproto-seed0"].classes_per_client == 50
+    dirichlet = tasks["hetero_cifar10-n100-gamma0.5/pfedafm-seed0"]
+    assert (dirichlet.partition, dirichlet.gamma) == ("dirichlet", 0.5)
+    assert tasks["hetero_cifar10-n100-end_to_end/pfedafm-seed0"].pfedafm.training == "end_to_end"
+    assert not any("mixlr1/" in name or "classes2/" in name for name in tasks)  # in Table 3
+
+
+def test_the_papers_scale_has_its_columns_and_points(tmp_path):
+    tasks = tasks_of(study(tmp_path, "paper"))
+    shapes = {
+        (c.num_clients, c.participation, c.rounds, c.local_epochs, c.learning_rate)
+        for c in (task.config for task in tasks.values())
+    }
+    assert shapes == {(10, 1.0, 500, 10, 0.01), (50, 0.2, 500, 10, 0.01), (100, 0.1, 500, 10, 0.01)}
+    tables = 2 * 3 * 2 * 8
+    uneven, mix, training = 2 * (4 + 5) + 2 * 2 * 5, 2 * (4 * 3 - 1), 2
+    assert len(tasks) == tables + uneven + mix + training
+
+
+def test_what_was_asked_for_takes_the_place_of_the_defaults(tmp_path):
+    asked = study(tmp_path, datasets=("cifar10",), methods=("fd", "fml"), seeds=(3, 4), rounds=7)
+    tasks = tasks_of(asked, "table3").values()
+    found = [task.folder.name for task in tasks if task.folder]
+    assert found == ["fd-seed3", "fml-seed3", "fd-seed4", "fml-seed4"]
+    assert {task.config.rounds for task in tasks} == {7}
+    assert {task.config.seed for task in tasks_of(asked, "fig-mix-lr").values()} == {3, 4}
+
+
+# ------------------------------------------------------------------------------- made-up runs
+
+
+def made_up(config: Config, level: float = 0.8, not_finite: int = 0, folder: Path | None = None):
+    """A finished run whose mean accuracy goes up to `level` and whose clients end 0.1 below it."""
+    others = {"/small": 0.05, "/large": 0.1} if config.method == "pfedafm" else {}
+    drawn, rounds = config.num_participants, []
+    for number in range(1, config.rounds + 1):
+        mean, last = round(level * number / config.rounds, 4), number == config.rounds
+        more = {f"mean_accuracy{name}": mean - less for name, less in others.items()}
+        if last:
+            more |= {f"all_clients_accuracy{n}": level - 0.1 - less for n, less in others.items()}
+        everyone = level - 0.1 if last else None
+        bad = int(number == not_finite)
+        rounds.append(record(number, mean, everyone=everyone, participants=range(drawn), not_finite=bad, **more))
+    mix = np.full((config.rounds, config.num_clients), np.nan, np.float32)
+    mix[:, :drawn] = np.linspace(1, 0.2, config.rounds)[:, None]
+    scores = np.random.default_rng(0).normal(level - 0.1, 0.05, config.num_clients)
+    visits, settings = {"mix_mean": mix}, config.as_dict()
+    return run_by_hand(rounds, folder, last_accuracies=scores, visits=visits, **settings)
+
+
+def test_accuracies_stand_beside_the_papers(tmp_path):
+    asked = study(tmp_path, datasets=("cifar10",))
+
+    def run(method, level, **changes):
+        config = dataclasses.replace(asked.task(method, "cifar10").config, **changes)
+        return made_up(config, level, 4 if method == "fedapen" else 0)
+
+    found = {
+        (100, "cifar10", "pfedafm", 0): run("pfedafm", 0.91),
+        (100, "cifar10", "pfedafm", 1): run("pfedafm", 0.93),
+        (100, "cifar10", "fedproto", 0): run("fedproto", 0.9, rounds=40),
+        (100, "cifar10", "fedapen", 0): run("fedapen", 0.3),
+        (100, "cifar10", "standalone", 0): run("standalone", 0.88),
+        (100, "cifar10", "fedrep", 0): run("fedrep", 0.5),
+    }
+    result = accuracy_table(asked, found, "hetero")
+    assert {row[0]: row[1] for row in result.tables[0].rows} == {
+        "Standalone": "88.00 (91.97)", "FedProto": "90.00 (92.49)", "FedAPEN": "30.00 ✗ (fails)",
+        "FedRep": "50.00 (–)", "pFedAFM": "92.00 (95.68)",
+        "pFedAFM − best baseline": "+2.00 (+3.19)", "pFedAFM − best of category": "+62.00 (+22.47)",
+    }  # fmt: skip
+    details = {row[0]: row[1:] for row in result.tables[1].rows}
+    # The last ten of 20 rounds up to L have a mean of L · 15.5 / 20.
+    assert details["pFedAFM"][:4] == ["92.00 ± 1.41", "95.68", "71.30 ± 1.10", "82.00 ± 1.41"]
+    assert details["FedProto"][-2:] == ["40", "1"] and "FedAPEN (✗ diverged at round 4)" in details
+    assert result.claims[0].seen is True and "at 1 of 1" in result.claims[0].line()
+    assert "| FedProto | 90.00 (92.49) |" in result.markdown() and "different lengths" in result.markdown()
+
+
+def test_every_figure_is_drawn_from_finished_runs_and_says_what_is_missing(tmp_path):
+    asked = study(tmp_path, only_finished=True)
+    level = {"pfedafm": 0.95, "fedproto": 0.9}
+    left_out = {
+        "hetero_cifar100-n100-end_to_end/pfedafm-seed0",
+        "hetero_cifar100-n100-gamma0.5/fedproto-seed0",
+    }
+    outcomes = {}
+    for item in ITEMS.keys() - {"table2", "fig-theory"}:
+        found = {
+            key: made_up(task.config, level.get(task.config.method, 0.7) - 0.4 * ("cifar100" in name_of(task)))
+            for key, task in {**ITEMS[item].also(asked), **ITEMS[item].tasks(asked)}.items()
+            if name_of(task) not in left_out
+        }
+        outcomes[item] = ITEMS[item].draw(asked, found)
+    assert all(one is not None and one.figure.axes for one in outcomes.values())
+
+    def rows(item: str) -> list[tuple[str, ...]]:
+        return [tuple(row) for row in outcomes[item].tables[0].rows]
+
+    assert rows("table1")[3][:3] == ("CNN-4", "4.04", "3.81")  # its widths do not give its size
+    assert ("CIFAR-10 to 90 %", "pFedAFM", "19", "57", "95", "95.00", "20") in rows("fig-cost")
+    assert ("CIFAR-100 to 50 %", "FedProto", "20", "60", "100", "50.00", "20") in rows("fig-cost")
+    assert ("CIFAR-100", "0.5", "pFedAFM", "55.00", "42.62", "45.00", "20", "1") in rows("fig-dirichlet")
+    assert not any(row[:3] == ("CIFAR-100", "0.5", "FedProto") for row in rows("fig-dirichlet"))
+    mix = ("CIFAR-10", "0.001", "95.00 ± 0.00", "73.62 ± 0.00", "85.00 ± 0.00", "20", "3")
+    assert mix in [tuple(row) for row in rows("fig-mix-lr")]
+    assert ("CIFAR-10", "client 0", "1.000", "0.200", "20.0", "0", "20") in rows("fig-mix-mean")
+    assert [row[1:3] for row in rows("fig-ablation-models")[:3]] == [
+        ("small", "90.00"), ("large", "85.00"), ("mixed", "95.00"),
+    ]  # fmt: skip
+    assert [row[1] for row in rows("fig-ablation-training")] == ["end to end", "iterative", "iterative"]
+    individual = [row for row in rows("fig-individual") if row[1] == "FedProto"]
+    assert [row[3] for row in individual] == ["92", "93"]
+    assert len(rows("fig-individual")) == 14  # all baselines of both datasets
+    claims = {claim.text: claim.seen for one in outcomes.values() for claim in one.claims}
+    assert claims["pFedAFM needs fewer rounds than FedProto."] is True
+    assert claims["CIFAR-100: iterative training is better than end to end."] is None
+    assert claims["CIFAR-10: accuracy rises from the small to the large to the mixed model."] is False
+
+
+def test_nothing_is_a_claim_where_nothing_is_known():
+    assert "cannot be told" in Claim("It rises.", None).line()
+    assert Claim("It rises.", False, "by 0").line() == "It rises. Here: no, by 0."
+
+
+def test_an_outcome_is_three_files(tmp_path):
+    figure = figures.panels(1, 1, 5, 3)[0]
+    paths = Outcome("Title", [Table("t", ("a", "b"), [["x", "1"]])], figure).save(tmp_path / "new", "item", "about it")
+    assert [path.name for path in paths] == ["item.md", "item.json", "item.png"]
+    assert "| x | 1 |" in paths[0].read_text() and "![Title](item.png)" in paths[0].read_text()
+    assert json.loads(paths[1].read_text())["tables"][0]["rows"] == [["x", "1"]]
+
+
+def test_time_is_estimated_from_work_and_from_what_finished_runs_took(tmp_path):
+    asked = study(tmp_path)
+    tasks = [asked.task(method, "cifar10") for method in ("pfedafm", "standalone")]
+    new = [look(task) for task in tasks]
+    seconds = [estimator(new, 0.0)(standing) for standing in new]
+    assert 200 < seconds[0] < 400  # 20 rounds of about 14 s on two cores
+    assert 0.4 < seconds[1] / seconds[0] < 0.9
+    made_up(tasks[0].config, folder=tasks[0].folder)  # 2 s a round of 5 operations
+    left = estimator([look(task) for task in tasks], 0.0)(new[1])
+    assert left == pytest.approx(1.5 + seconds[1] * 6e10 / 2.5, rel=0.01)
+
+
+# ------------------------------------------------------------------------------- the command
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, str(ROOT / "experiments" / "reproduce.py"), *arguments]
+
+
+def environment() -> dict[str, str]:
+    found = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+    found.pop("XLA_FLAGS", None)
+    return found
+
+
+def inside(monkeypatch, *arguments: str) -> int:
+    """The command in this process."""
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", *arguments])
+    return runpy.run_path(str(ROOT / "experiments" / "reproduce.py"))["main"]()
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    """Everything at the smallest scale, once stopped on the way: the output of both starts, and the folder."""
+    folder = tmp_path_factory.mktemp("reproduce") / "smoke"
+    arguments = command("all", "--scale", "smoke", "--run-dir", str(folder))
+    first = subprocess.Popen(arguments, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert first.stdout is not None
+    before = []
+    for line in first.stdout:
+        before.append(line)
+        if line.startswith("round 1/2"):
+            first.send_signal(signal.SIGTERM)
+            break
+    _, errors = first.communicate(timeout=600)
+    second = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=600)
+    return first.returncode, errors, second, folder
+
+
+def test_the_command_stops_when_asked_and_goes_on_to_the_end(smoke):
+    code, errors, second, folder = smoke
+    assert code == 143 and "the same command resumes" in errors and "Traceback" not in errors
+    assert second.returncode == 0, second.stderr
+    assert max(len(line) for line in second.stdout.splitlines()) <= 80 + len(str(folder))
+    assert re.search(r"17 runs, [01] of them done; the rest takes about \d+", second.stdout)
+    assert "run 1 of " in second.stdout and " left" in second.stdout
+
+
+def test_every_item_has_its_files_and_the_papers_numbers(smoke):
+    folder = smoke[-1]
+    for name in ITEMS:
+        assert (folder / f"{name}.png").stat().st_size > 10_000
+        content = json.loads((folder / f"{name}.json").read_text())
+        assert content["item"] == name and content["tables"][0]["rows"]
+        assert f"reproduce.py {name} --scale smoke" in (folder / f"{name}.md").read_text()
+    assert "CNN-4 are not what the widths" in (folder / "table1.md").read_text()
+    for method in ("Standalone", "LG-FedAvg", "FD", "FedProto", "FML", "FedKD", "FedAPEN", "pFedAFM"):
+        assert f"| {method} |" in (folder / "table3.md").read_text()
+
+
+def test_another_start_runs_nothing(smoke, monkeypatch, capsys):
+    folder = smoke[-1]
+    before = (folder / "table3.md").read_text()
+    assert inside(monkeypatch, "table3", "fig-cost", "--scale", "smoke", "--run-dir", str(folder)) == 0
+    out = capsys.readouterr().out
+    assert "8 runs, 8 of them done" in out and "run 1 of" not in out and "round 1/" not in out
+    assert (folder / "table3.md").read_text() == before
+    assert inside(monkeypatch, "all", "--scale", "smoke", "--run-dir", str(folder), "--list", "--rounds", "9") == 0
+    assert "started" in capsys.readouterr().out
+
+
+def test_only_finished_runs_nothing_where_nothing_is(tmp_path, monkeypatch, capsys):
+    arguments = ["table3", "fig-theory", "--scale", "quick", "--only-finished", "--run-dir", str(tmp_path / "none")]
+    assert inside(monkeypatch, *arguments) == 0
+    assert capsys.readouterr().out.count("nothing is finished yet") == 2 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["table4"], "item = 'table4'"),
+        (["table3", "--scale", "quik"], "did you mean quick"),
+        (["table3", "--methods", "fedprotto"], "did you mean fedproto"),
+        (["table3", "--datasets", "cifar11"], "datasets = 'cifar11'"),
+        (["table3", "--seeds", "1,x"], "seeds = '1,x'"),
+        (["table3", "--seeds", "-1"], "seed = -1"),
+        (["table3", "--rounds", "0"], "rounds = 0"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(arguments, said, tmp_path, monkeypatch):
+    with pytest.raises(PfedafmError, match=said):
+        inside(monkeypatch, *arguments, "--run-dir", str(tmp_path / "runs"))
+    assert not list(tmp_path.iterdir())
