@@ -1,7 +1,19 @@
-"""What CIFAR-10 and CIFAR-100 are: their files, their sizes, and the sums that every copy of them must have."""
+"""CIFAR-10 and CIFAR-100: their files, their sizes, and the sums that every copy of them must have.
+
+The official files are read as bytes: those of the `python` version are pickles, programs for a machine that
+could be asked to do anything, so they are only looked through for the images and labels and never run. What is
+found counts only if its sums are the official ones.
+"""
 
 import hashlib
+import pickletools
+import stat
+import tarfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +23,9 @@ from pfedafm_jax.errors import PfedafmError
 IMAGE_SIZE = 32
 IMAGE_BYTES = 3 * IMAGE_SIZE * IMAGE_SIZE
 HOMEPAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
+# The largest official member is the CIFAR-100 training pickle, 155 MB.
+MAX_MEMBER_BYTES = 256 * 2**20
+MAX_TOTAL_BYTES = 1024 * 2**20
 
 
 class Arrays(NamedTuple):
@@ -37,9 +52,14 @@ class Archive:
     test_files: tuple[str, ...]
 
     @property
+    def files(self) -> tuple[str, ...]:
+        """Training files first."""
+        return self.train_files + self.test_files
+
+    @property
     def members(self) -> tuple[str, ...]:
-        """Names inside the archive, training files first."""
-        return tuple(f"{self.folder}/{name}" for name in self.train_files + self.test_files)
+        """Names inside the archive."""
+        return tuple(f"{self.folder}/{name}" for name in self.files)
 
 
 @dataclass(frozen=True)
@@ -134,3 +154,154 @@ def check_sums(cifar: Cifar, arrays: Arrays, source: str) -> None:
                 f"({len(array)} of them, sha256 {found[:16]}..., expected {expected[:16]}...). "
                 f"The copy is damaged or altered: fetch it again, from {HOMEPAGE} if in doubt."
             )
+
+
+# ---------------------------------------------------------------------------------------------- official files
+
+
+def read_official(cifar: Cifar, path: Path) -> Arrays:
+    """The four arrays from an unpacked official folder (`cifar-10-batches-py` and its like) or a .tar.gz archive."""
+    if path.is_dir():
+        forms = (cifar.python, cifar.binary)
+        archive = next(one for one in forms if any((path / name).is_file() for name in one.files))
+        content = {name: read_regular(path / name, MAX_MEMBER_BYTES) for name in archive.files}
+        return _decode(cifar, archive, content, lambda name: str(path / name))
+    with open_tar(path) as tar:
+        names = set(_names(tar, path))
+        found = [one for one in (cifar.python, cifar.binary) if any(member in names for member in one.members)]
+        if not found:
+            raise PfedafmError(
+                f"{path}: holds neither {cifar.python.folder}/ nor {cifar.binary.folder}/, so it is not an "
+                f"official archive of {cifar.name} ({cifar.python.file} or {cifar.binary.file})"
+            )
+        content = read_members(tar, path, found[0].members)
+    by_file = {name.rsplit("/", 1)[1]: data for name, data in content.items()}
+    return _decode(cifar, found[0], by_file, lambda name: f"{path}: {found[0].folder}/{name}")
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """All bytes of a file; a pipe or a device, which may have no end, and a file of more than `most` are refused."""
+    try:
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode) or about.st_size > most:
+            raise PfedafmError(f"{path}: not a regular file of at most {most} bytes")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
+        raise PfedafmError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+
+
+@contextmanager
+def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
+    """An archive open for reading, every way it can be damaged turned into an error that names it."""
+    try:
+        with tarfile.open(path) as tar:
+            yield tar
+    except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError) as error:
+        raise PfedafmError(f"{path}: not a complete .tar.gz archive ({error}). Download it again") from error
+
+
+def read_members(tar: tarfile.TarFile, path: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """Content of the named regular files. Nothing is ever written to disk, whatever other names the archive has."""
+    content, total = {}, 0
+    for name in names:
+        try:
+            member = tar.getmember(name)
+        except KeyError:
+            raise PfedafmError(f"{path}: {name} is missing from the archive. Download it again") from None
+        total += member.size
+        if not member.isreg() or member.size > MAX_MEMBER_BYTES or total > MAX_TOTAL_BYTES:
+            raise PfedafmError(f"{path}: {name} is not a regular file of a plausible size ({member.size} bytes)")
+        stream = tar.extractfile(member)
+        data = b"" if stream is None else stream.read()
+        if len(data) != member.size:
+            raise PfedafmError(f"{path}: {name} is cut short ({len(data)} of {member.size} bytes). Download it again")
+        content[name] = data
+    return content
+
+
+def _names(tar: tarfile.TarFile, path: Path) -> Iterator[str]:
+    """Member names, giving up on archives that unpack to far more than CIFAR."""
+    total = 0
+    for member in tar:
+        total += member.size
+        if total > MAX_TOTAL_BYTES:
+            raise PfedafmError(f"{path}: unpacks to over {MAX_TOTAL_BYTES} bytes, so it is not an archive of CIFAR")
+        yield member.name
+
+
+def _decode(cifar: Cifar, archive: Archive, content: dict[str, bytes], where: Callable[[str], str]) -> Arrays:
+    read = _from_pickle if archive is cifar.python else _from_binary
+    train = [read(cifar, content[name], where(name)) for name in archive.train_files]
+    test = [read(cifar, content[name], where(name)) for name in archive.test_files]
+    train_images, train_labels = (np.concatenate(parts) for parts in zip(*train, strict=True))
+    test_images, test_labels = (np.concatenate(parts) for parts in zip(*test, strict=True))
+    return Arrays(train_images, train_labels, test_images, test_labels)
+
+
+def _from_binary(cifar: Cifar, content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """Records of `label_bytes` labels, then 3072 bytes: red plane, green plane, blue plane."""
+    record = cifar.label_bytes + IMAGE_BYTES
+    if not content or len(content) % record:
+        raise PfedafmError(f"{where}: {len(content)} bytes is not a whole number of {record}-byte records")
+    rows = np.frombuffer(content, np.uint8).reshape(-1, record)
+    return _channels_last(rows[:, cifar.label_bytes :]), rows[:, cifar.label_bytes - 1]
+
+
+def _from_pickle(cifar: Cifar, content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """The longest run of raw bytes are the images; the small numbers after the name of the labels are these."""
+    images, labels, inside = memoryview(b""), bytearray(), False
+    try:
+        for name, argument in _tokens(content):
+            if name in _RAW:
+                images = argument if len(argument) > len(images) else images
+                inside = bytes(argument) == cifar.label_key if len(argument) < 100 else False
+            elif name == "BININT1" and inside:
+                labels += argument
+            elif name not in _OF_LISTS:
+                inside = False
+    except Exception as error:  # a damaged file can break off anywhere
+        raise PfedafmError(f"{where}: damaged pickle ({type(error).__name__}: {error})") from error
+    if not labels or len(images) != len(labels) * IMAGE_BYTES:
+        raise PfedafmError(f"{where}: {len(labels)} labels and {len(images)} bytes of images; it is no official file")
+    planes = np.frombuffer(images, np.uint8).reshape(-1, IMAGE_BYTES)
+    return _channels_last(planes), np.frombuffer(bytes(labels), np.uint8)
+
+
+_RAW = ("BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8")
+_CODES = {ord(code.code): code for code in pickletools.opcodes}
+_OF_LISTS = ("EMPTY_LIST", "MARK", "APPEND", "APPENDS", "BINPUT", "LONG_BINPUT", "MEMOIZE", "FRAME")
+# How long an argument is: one number of so many bytes says it.
+_LENGTHS = {
+    pickletools.TAKEN_FROM_ARGUMENT1: 1,
+    pickletools.TAKEN_FROM_ARGUMENT4: 4,
+    pickletools.TAKEN_FROM_ARGUMENT4U: 4,
+    pickletools.TAKEN_FROM_ARGUMENT8U: 8,
+}
+
+
+def _tokens(content: bytes) -> Iterator[tuple[str, memoryview]]:
+    """The instructions of a pickle, each with its argument as it stands there; nothing is copied or carried out."""
+    at, view = 0, memoryview(content)
+    while at < len(content):
+        code = _CODES[content[at]]
+        at += 1
+        size = 0 if code.arg is None else code.arg.n
+        if size == pickletools.UP_TO_NEWLINE:
+            size = content.index(b"\n", at) + 1 - at
+            if code.name in ("GLOBAL", "INST"):  # two lines
+                size = content.index(b"\n", at + size) + 1 - at
+        elif size < 0:
+            digits = _LENGTHS[size]
+            size, at = int.from_bytes(view[at : at + digits], "little"), at + digits
+        if at + size > len(content):
+            raise EOFError(f"cut short at byte {len(content)}")
+        yield code.name, view[at : at + size]
+        if code.name == "STOP":
+            return
+        at += size
+    raise EOFError("it has no end")
+
+
+def _channels_last(planes: np.ndarray) -> np.ndarray:
+    """uint8 [num, 3072] of colour planes to [num, 32, 32, 3]."""
+    return planes.reshape(-1, 3, IMAGE_SIZE, IMAGE_SIZE).transpose(0, 2, 3, 1)

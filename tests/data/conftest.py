@@ -2,7 +2,6 @@
 
 import io
 import json
-import pickle
 import struct
 import tarfile
 import threading
@@ -16,7 +15,7 @@ import pytest
 from PIL import Image
 
 from pfedafm_jax.data import cifar as cifar_module
-from pfedafm_jax.data import tfds_source
+from pfedafm_jax.data import tfds
 from pfedafm_jax.data.cifar import CIFAR10, CIFAR100, Arrays, Cifar, sums_of
 
 
@@ -42,10 +41,7 @@ class Tiny:
         archive = self.cifar.python
         train, test = self.arrays[:2], self.arrays[2:]
         batches = [*self._batches(archive.train_files, *train), *self._batches(archive.test_files, *test)]
-        return {
-            name: pickle.dumps({b"data": planes, self.cifar.label_key: labels.tolist(), b"batch_label": b"x"}, 2)
-            for name, planes, labels in batches
-        }
+        return {name: python_2_pickle(planes, labels, self.cifar.label_key) for name, planes, labels in batches}
 
     def binary_files(self) -> dict[str, bytes]:
         archive = self.cifar.binary
@@ -79,6 +75,20 @@ class Tiny:
         content["package/train_lables.json"] = json.dumps(self.arrays.train_labels.tolist()).encode()
         content["package/test_lables.json"] = json.dumps(self.arrays.test_labels.tolist()).encode()
         return write_tar(path, content)
+
+
+def python_2_pickle(planes: np.ndarray, labels: np.ndarray, label_key: bytes) -> bytes:
+    """As in the published files: protocol 2 of Python 2, dtype('u1', 0, 1), raw strings instead of bytes objects."""
+
+    def text(raw: bytes) -> bytes:
+        return (b"U" + bytes([len(raw)]) if len(raw) < 256 else b"T" + struct.pack("<i", len(raw))) + raw
+
+    head = b"\x80\x02}q\x01(" + text(b"batch_label") + text(b"x") + text(label_key) + b"]q\x02("
+    body = b"".join(b"K" + bytes([label]) for label in labels) + b"e" + text(b"data")
+    body += b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01"
+    shape = b"K" + bytes([len(labels)]) + b"M" + struct.pack("<H", 3072) + b"\x86"
+    dtype = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    return head + body + shape + dtype + b"\x89" + text(planes.tobytes()) + b"tbu."
 
 
 def _sheet(images: np.ndarray) -> bytes:
@@ -164,7 +174,7 @@ def tfds_folder(tiny, serve, stock_url, tmp_path) -> Path:
     }
     tiny.write_archive(folder, "binary", names)
     stock_url(tiny.cifar, f"{address}/{tiny.cifar.binary.file}")
-    tfds_source.download(tiny.cifar, tmp_path / "tfds")
+    tfds.download_cifar(tiny.cifar, tmp_path / "tfds")
     return tmp_path / "tfds"
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pfedafm_jax.data import cache, load_dataset, tfds_source
+from pfedafm_jax.data import load_dataset, tfds
+from pfedafm_jax.data import sources as cache
 from pfedafm_jax.data.atomic import write_atomically
 from pfedafm_jax.errors import PfedafmError
 
@@ -21,7 +22,7 @@ def fetches(tiny10, monkeypatch):
         asked.append(cifar.name)
         return tiny10.arrays
 
-    monkeypatch.setattr(tfds_source, "download", download)
+    monkeypatch.setattr(tfds, "download_cifar", download)
     return asked
 
 

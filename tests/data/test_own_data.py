@@ -1,6 +1,7 @@
 """Data of one's own: a folder of images, arrays in a file, anything that TFDS has prepared, and what is wrong with it."""
 
 import io
+import os
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -71,6 +72,10 @@ def spoil(path: Path, how: str) -> None:
         (path / "b").rename(path / ".b")
     elif how == "deep":
         Image.fromarray(np.zeros((6, 8), np.uint16)).save(path / "b" / "1.png")
+    elif how == "deep colours":  # 16 bits of red, green and blue, of which Pillow shows the upper 8
+        (path / "b" / "1.ppm").write_bytes(b"P6 8 6 65535 " + bytes(2 * 3 * 48))
+    elif how == "program":  # PostScript, for which Pillow would start another program
+        (path / "b" / "1.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 6\n%%EndComments\n")
     elif how == "half":
         (path / "a").rename(path / "train")
     else:
@@ -86,6 +91,8 @@ def spoil(path: Path, how: str) -> None:
         ("damaged", r"b.0\.png is not a readable image"),
         ("one", r"one class only \(a\)"),
         ("deep", r"b.1\.png has more than 8 bits"),
+        ("deep colours", r"b.1\.ppm has more than 8 bits"),
+        ("program", r"b.1\.png is not a readable image"),
         ("half", "train/ and no test/"),
         ("flat", "has no subfolders"),
     ],
@@ -131,10 +138,23 @@ def test_arrays_that_cannot_be_used_are_named(content, said, tmp_path):
         load_dataset(f"npz:{tmp_path / 'x.npz'}")
 
 
-@pytest.mark.parametrize("name", ["npz:{}/absent.npz", "npz:{}", "npz:{}/text.npz", "folder:{}/absent", "folder:a\0b"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "npz:{}/absent.npz",
+        "npz:{}",
+        "npz:{}/text.npz",
+        "npz:{}/pipe",
+        "npz:/dev/zero",
+        "npz:a\0b",
+        "folder:{}/absent",
+        "folder:a\0b",
+    ],
+)
 def test_files_that_cannot_be_read_are_named(name, tmp_path):
     (tmp_path / "text.npz").write_text("hello")
-    with pytest.raises(PfedafmError, match=r"cannot be read|not a \.npz file"):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PfedafmError, match=r"cannot be read|not a (readable )?\.npz file"):
         load_dataset(name.format(tmp_path))
 
 

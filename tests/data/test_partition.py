@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pfedafm_jax.data import Partition, make_partition
-from pfedafm_jax.data.dealing import apportion, deal_classes, deal_dirichlet
+from pfedafm_jax.data.partition import apportion, deal_classes, deal_dirichlet
 from pfedafm_jax.errors import PfedafmError
 
 QUICK = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -199,21 +199,21 @@ def test_apportion_by_hand():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "iid"}, "kind is 'iid'; accepted are pathological, dirichlet"),
-        ({"protocol": "mine"}, "protocol is 'mine'"),
-        ({"classes_per_client": 11}, "classes_per_client is 11; it must lie between 1 and the 10"),
-        ({"classes_per_client": 0}, "classes_per_client is 0"),
-        ({"num_clients": 0}, "num_clients is 0"),
-        ({"num_clients": 101}, "num_clients is 101, but there are only 100 images"),
+        ({"kind": "iid"}, "kind = 'iid' cannot be used; accepted: pathological, dirichlet"),
+        ({"protocol": "mine"}, "protocol = 'mine'"),
+        ({"classes_per_client": 11}, "classes_per_client = 11 cannot be used; accepted: 1 to 10"),
+        ({"classes_per_client": 0}, "classes_per_client = 0"),
+        ({"num_clients": 0}, "num_clients = 0"),
+        ({"num_clients": 101}, "num_clients = 101 cannot be used; accepted: 1 to 100"),
         ({"num_clients": 51}, "class . has 10 images to deal, too few for the 11 clients"),
         ({"kind": "dirichlet", "num_clients": 11}, "11 clients with at least 10 images each need 110"),
-        ({"kind": "dirichlet", "gamma": 0.0}, "gamma is 0.0"),
-        ({"kind": "dirichlet", "gamma": float("nan")}, "gamma is nan"),
-        ({"test_fraction": 1.0}, "test_fraction is 1.0"),
-        ({"validation_fraction": -0.1}, "validation_fraction is -0.1"),
-        ({"num_train": 101}, "num_train is 101"),
-        ({"num_classes": 9}, "num_classes is 9, but there is a label 9"),
-        ({"seed": -1}, "seed is -1"),
+        ({"kind": "dirichlet", "gamma": 0.0}, "gamma = 0.0"),
+        ({"kind": "dirichlet", "gamma": float("nan")}, "gamma = nan"),
+        ({"test_fraction": 1.0}, "test_fraction = 1.0"),
+        ({"validation_fraction": -0.1}, "validation_fraction = -0.1"),
+        ({"num_train": 101}, "num_train = 101"),
+        ({"num_classes": 9}, "num_classes = 9 cannot be used; accepted: more than the largest label, 9"),
+        ({"seed": -1}, "seed = -1"),
         ({"protocol": "authors", "num_train": 100}, "has 0 images to deal"),
         ({"labels": np.zeros(0, int)}, "labels is"),
         ({"labels": np.array([0.5, 1.0])}, "labels is float64"),

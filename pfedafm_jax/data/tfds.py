@@ -1,0 +1,272 @@
+"""TensorFlow Datasets, without TensorFlow: CIFAR, and any other image classification dataset by its name.
+
+What is prepared is read without TensorFlow. TFDS itself needs TensorFlow to unpack CIFAR's archive and to encode
+its images, and for nothing else there: the two builders below do those steps with the standard library and
+Pillow, under the stock name, version and layout, so that a folder they prepare is an ordinary TFDS folder and
+the other way round. Other datasets are prepared by TFDS itself; where TensorFlow is missing, the message says
+how to prepare one elsewhere.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from PIL import Image
+
+from pfedafm_jax.data.cifar import IMAGE_BYTES, IMAGE_SIZE, Arrays, Cifar, open_tar, read_members
+from pfedafm_jax.data.folders import Found, same_shape
+from pfedafm_jax.errors import PfedafmError
+
+Log = Callable[[str], None]
+REACH_SECONDS = 6.0
+
+
+def default_dir() -> Path:
+    """Where TFDS keeps its datasets unless told otherwise."""
+    return Path(os.path.expanduser(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"))
+
+
+def find_prepared(name: str, root: Path, any_version: bool = False) -> Path | None:
+    """The newest prepared version of a dataset (`cifar10`, or `name/config`) under `root`.
+
+    `root` is the TFDS folder, the dataset's folder in it or a version of that; `any_version`: also one that
+    lies elsewhere.
+    """
+    infos = [root / "dataset_info.json"] if any_version or root.parent.name == name else []
+    for folder in (root, root / name):
+        if folder.name == name or folder != root:
+            infos += sorted(folder.glob("*.*.*/dataset_info.json"), key=_version, reverse=True)
+    return next((info.parent for info in infos if info.is_file()), None)
+
+
+def _version(info: Path) -> tuple[int, ...]:
+    return tuple(int(part) if part.isdigit() else -1 for part in info.parent.name.split("."))
+
+
+# ---------------------------------------------------------------------------------------------- CIFAR
+
+
+def read_cifar(cifar: Cifar, folder: Path) -> Arrays:
+    """The four arrays from a prepared folder in array_record or tfrecord form, back in the official order."""
+    try:
+        import tensorflow_datasets as tfds  # slow to import, and needed only here
+
+        builder = tfds.builder_from_directory(folder)
+        train = _split(builder, "train", cifar)
+        test = _split(builder, "test", cifar)
+    except PfedafmError:
+        raise
+    except Exception as error:  # TFDS, array_record and Pillow raise many types on damaged input
+        raise PfedafmError(f"{folder}: not a readable TFDS folder ({_first_line(error)})") from error
+    return Arrays(*train, *test)
+
+
+def download_cifar(cifar: Cifar, tfds_dir: Path) -> Arrays:
+    """Download and prepare with TFDS under `tfds_dir`, then read. Fails within seconds if the host is out of reach."""
+    try:
+        builder = _builder(cifar, tfds_dir)
+        # TFDS retries an unreachable host for minutes without a word, so it is left alone until the host answers.
+        _check_reachable(builder.archive_url)
+        # TFDS reports on standard output, which belongs to our own results.
+        with contextlib.redirect_stdout(sys.stderr):
+            builder.download_and_prepare()
+    except PfedafmError:
+        raise
+    except Exception as error:  # network, disk and checksum errors of TFDS have no common type
+        raise PfedafmError(f"TFDS could not prepare {cifar.name} ({_first_line(error)})") from error
+    return read_cifar(cifar, Path(str(builder.data_path)))
+
+
+def _split(builder: Any, split: str, cifar: Cifar) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of a split. TFDS shuffles what it writes; the ids say where each example was."""
+    num = builder.info.splits[split].num_examples
+    images = np.zeros((num, IMAGE_SIZE, IMAGE_SIZE, 3), np.uint8)
+    labels = np.zeros(num, np.uint8)
+    seen = np.zeros(num, bool)
+    for example in _examples(builder, split):
+        identity = example["id"]
+        text = identity.decode() if isinstance(identity, bytes) else str(identity)
+        position = int(text.removeprefix(f"{split}_"))
+        if not 0 <= position < num or seen[position]:
+            raise PfedafmError(f"{builder.data_path}: unexpected example id {text!r} in split {split}")
+        images[position], labels[position], seen[position] = example["image"], example["label"], True
+    if not seen.all():
+        raise PfedafmError(f"{builder.data_path}: split {split} lacks {num - int(seen.sum())} of its {num} examples")
+    return images, labels
+
+
+def _builder(cifar: Cifar, tfds_dir: Path) -> Any:
+    """A TFDS builder of the stock name and version that prepares without TensorFlow."""
+    from tensorflow_datasets.image_classification import cifar as stock
+
+    parent: Any = {"cifar10": stock.Cifar10, "cifar100": stock.Cifar100}[cifar.name]
+
+    class WithoutTensorFlow(parent, skip_registration=True):  # pyright: ignore[reportGeneralTypeIssues, reportCallIssue]
+        name = cifar.name
+
+        @property
+        def archive_url(self) -> str:
+            return self._cifar_info.url
+
+        def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+            stock_info = self._cifar_info
+            archive = Path(str(dl_manager.download(stock_info.url)))  # TFDS holds it against its own checksum
+            with open_tar(archive) as tar:
+                files = [*stock_info.label_files, *stock_info.train_files, *stock_info.test_files]
+                content = read_members(tar, archive, [stock_info.prefix + file for file in files])
+            for key, file in zip(stock_info.label_keys, stock_info.label_files, strict=True):
+                names = content[stock_info.prefix + file].decode().split("\n")
+                self.info.features[key].names = [name for name in names if name]
+            parts = {"train": stock_info.train_files, "test": stock_info.test_files}
+            return {
+                split: self._generate_examples(f"{split}_", [content[stock_info.prefix + file] for file in files])
+                for split, files in parts.items()
+            }
+
+        def _generate_examples(self, split_prefix: str, filepaths: list[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
+            keys = self._cifar_info.label_keys
+            rows = np.frombuffer(b"".join(filepaths), np.uint8).reshape(-1, len(keys) + IMAGE_BYTES)
+            for index, row in enumerate(rows):
+                pixels = row[len(keys) :].reshape(3, IMAGE_SIZE, IMAGE_SIZE).transpose(1, 2, 0)
+                example: dict[str, Any] = {key: int(value) for key, value in zip(keys, row, strict=False)}
+                example["id"] = f"{split_prefix}{index:05d}"
+                example["image"] = Image.fromarray(np.ascontiguousarray(pixels))  # an array would need TensorFlow
+                yield index, example
+
+    return WithoutTensorFlow(data_dir=str(tfds_dir), file_format="array_record")
+
+
+# ---------------------------------------------------------------------------------------------- any dataset
+
+
+def read_tfds(name: str, data_dir: Path | None, image_size: int = 0, *, offline: bool = False, log: Log) -> Found:
+    """The `train` and, where there is one, the `test` split of a dataset (`mnist`, or `name/config`)."""
+    root = default_dir() if data_dir is None else data_dir
+    folder = find_prepared(name, root, any_version=True)
+    try:
+        import tensorflow_datasets as tfds  # slow to import, and needed only here
+
+        if folder is None:
+            folder = _prepare(tfds, name, root, offline, log)
+        builder: Any = tfds.builder_from_directory(folder)
+        image, label = _keys(builder, folder)
+        splits = [split for split in ("train", "test") if split in builder.info.splits]
+        if splits[:1] != ["train"]:
+            raise PfedafmError(f"{folder} has the splits {', '.join(builder.info.splits)}; train is needed")
+        labels: dict[str, list[int]] = {split: [] for split in splits}
+
+        def pictures() -> Iterator[tuple[str, Image.Image]]:
+            for split in splits:
+                for number, example in enumerate(_examples(builder, split)):
+                    labels[split].append(int(example[label]))
+                    yield f"{split} image {number}", _picture(np.asarray(example[image]), folder)
+
+        images, cut = same_shape(pictures(), image_size), builder.info.splits["train"].num_examples
+        classes = builder.info.features[label].num_classes
+    except PfedafmError:
+        raise
+    except Exception as error:  # TFDS, array_record and Pillow raise many types on damaged input
+        raise PfedafmError(f"tfds:{name} in {root}: {_first_line(error)}") from error
+    numbers = np.array(labels["train"] + labels.get("test", []), np.int32)
+    arrays = Arrays(images[:cut], numbers[:cut], images[cut:], numbers[cut:])
+    return Found(arrays, classes, f"the TFDS folder {folder}")
+
+
+def _prepare(tfds: Any, name: str, root: Path, offline: bool, log: Log) -> Path:
+    """Download and prepare with TFDS itself, for which most datasets need TensorFlow."""
+    how = (
+        f"prepare it where TensorFlow is installed (tfds build {name} --file_format=array_record, or "
+        f"tfds.load({name!r})) and give that TFDS folder: --data-dir FOLDER"
+    )
+    if offline:
+        raise PfedafmError(f"tfds:{name} is not prepared in {root}, and downloading is switched off; {how}")
+    try:
+        builder = tfds.builder(name, data_dir=str(root), file_format="array_record")
+    except Exception as error:
+        raise PfedafmError(f"TFDS has no dataset {name!r} ({_first_line(error)})") from error
+    log(f"tfds:{name}: not in {root} yet, asking TFDS to download and prepare it")
+    try:
+        for url in list(builder.url_infos)[:1]:  # TFDS retries a host out of reach for minutes without a word
+            _check_reachable(url)
+        with contextlib.redirect_stdout(sys.stderr):  # standard output belongs to our own results
+            builder.download_and_prepare()
+    except Exception as error:  # errors of network, disk and checksum, and a missing TensorFlow, have no common type
+        reason = str(error) if isinstance(error, PfedafmError) else _first_line(error)
+        raise PfedafmError(f"TFDS could not prepare {name!r} ({reason}); {how}") from error
+    return Path(str(builder.data_path))
+
+
+def _keys(builder: Any, folder: Path) -> tuple[str, str]:
+    """Names of the image and the label in an example."""
+    keys, features = builder.info.supervised_keys, builder.info.features
+    names = keys if isinstance(keys, tuple) and len(keys) == 2 else ("image", "label")
+    if not all(name in features for name in names) or not hasattr(features[names[1]], "num_classes"):
+        raise PfedafmError(f"{folder} has {', '.join(features)}; accepted: datasets of an image and its class")
+    return names[0], names[1]
+
+
+def _picture(pixels: np.ndarray, folder: Path) -> Image.Image:
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[-1] not in (1, 3, 4):
+        raise PfedafmError(f"{folder} has images {pixels.dtype} {pixels.shape}; accepted: 8-bit grey or colour images")
+    return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+
+
+# ---------------------------------------------------------------------------------------------- what both need
+
+
+def _check_reachable(url: str, seconds: float = REACH_SECONDS) -> None:
+    """Raise unless the host of `url` answers a request for it within `seconds`."""
+    import requests  # what TFDS downloads with: the same proxies and certificates apply
+
+    problem: list[str] = ["no answer"]
+
+    def ask() -> None:
+        try:
+            with requests.head(url, timeout=seconds, allow_redirects=True) as answer:
+                problem[0] = "" if answer.status_code < 500 else f"it answered {answer.status_code}"
+        except Exception as error:
+            problem[0] = type(error).__name__
+
+    # In a thread, because name resolution knows no timeout.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(2 * seconds)
+    if problem[0]:
+        raise PfedafmError(f"{urlsplit(url).hostname} cannot be reached ({problem[0]})")
+
+
+def _examples(builder: Any, split: str) -> Iterator[dict[str, Any]]:
+    """The examples of a prepared split, decoded."""
+    paths = [Path(str(path)) for path in builder.info.splits[split].filepaths]
+    if any(".tfrecord" in path.name for path in paths):
+        # TFDS reads this form only through TensorFlow, yet the framing is simple and the rest is TFDS's own.
+        for path in paths:
+            for record in _tfrecords(path):
+                yield builder.info.features.deserialize_example_np(record)
+    else:
+        yield from builder.as_data_source(split=split)
+
+
+def _tfrecords(path: Path) -> Iterator[bytes]:
+    """Records of a TFRecord file: 8 bytes length, 4 bytes checksum, the record, 4 bytes checksum."""
+    content = path.read_bytes()
+    offset = 0
+    while offset < len(content):
+        # The checksums are left alone: all images are held against their official sums afterwards.
+        start = offset + 12
+        end = start + int.from_bytes(content[offset : offset + 8], "little")
+        if end + 4 > len(content):
+            raise PfedafmError(f"{path}: cut short at byte {len(content)}")
+        yield content[start:end]
+        offset = end + 4
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
