@@ -8,7 +8,8 @@ from pathlib import Path
 
 from paper import numbers
 from paper.items import ITEMS, theory_standing
-from paper.study import SCALES, Found, Study, estimator, name_of
+from paper.outcome import lengths
+from paper.study import SCALES, Found, Scale, Study, estimator, name_of
 from rich.table import Table
 
 from pfedafm_jax import cli, setup_devices
@@ -23,7 +24,7 @@ from pfedafm_jax.signals import Signals
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     about = "\n".join(f"  {name:<22} {item.about}" for name, item in ITEMS.items())
-    scales = "\n".join(f"  {scale.name:<22} {scale.about}" for scale in SCALES.values())
+    scales = "\n".join(f"  {one.name:<22} {one.about}; {rounds_of(one)} rounds" for one in SCALES.values())
     parser = argparse.ArgumentParser(
         prog="experiments/reproduce.py",
         description=__doc__,
@@ -45,6 +46,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--only-finished", action="store_true", help="run nothing, draw what finished runs give")
     add("--drop-checkpoints", action="store_true", help="remove those of finished runs")
     return parser.parse_args(argv)
+
+
+def rounds_of(scale: Scale) -> str:
+    """`500`, or `200 to 500` where datasets have different lengths."""
+    return " to ".join(map(str, sorted({*scale.rounds.values()})))
 
 
 def names(given: str, setting: str, accepted: Sequence[str]) -> tuple[str, ...]:
@@ -80,7 +86,8 @@ def study_of(asked: argparse.Namespace) -> Study:
 def print_plan(study: Study, items: Sequence[str], seconds: dict[str, float], standings: Sequence[Standing]) -> None:
     """What there is to do, before it starts."""
     what = "all" if len(items) == len(ITEMS) else ", ".join(items)
-    console.print(f"{what}, scale {study.scale.name}: {study.scale.about}")
+    rounds = study.rounds or rounds_of(study.scale)
+    console.print(f"{what}, scale {study.scale.name}, {rounds} rounds: {study.scale.about}")
     done = sum(standing.state == "done" for standing in standings)
     if standings:
         text = f"{len(standings)} runs, {done} of them done"
@@ -163,7 +170,8 @@ def draw(study: Study, name: str, done: dict[Path, Run]) -> None:
         devices = ", ".join(sorted({run.summary.devices for run in used}))
         sources = "; ".join(sorted({run.summary.data_source for run in used}))
         minutes = in_words(sum(run.summary.seconds for run in used))
-        head += f"\n{len(used)} of {len(needed)} runs, {minutes} of training on {devices}. "
+        head += f"\n{len(used)} of {len(needed)} runs of {lengths(used)} rounds, {minutes} of training "
+        head += f"on {devices}. "
         head += f"Data: {sources}."
     outcome.show(console)
     for path in outcome.save(study.base, name, head):

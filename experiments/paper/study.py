@@ -101,7 +101,7 @@ SCALES = {
     for scale in (
         Scale(
             "smoke",
-            "generated images, one tiny network, two rounds: shows that everything works, the numbers mean nothing",
+            "generated images, one tiny network: shows that everything works, the numbers mean nothing",
             dict.fromkeys(numbers.DATASETS, 2),
             _smoke,
             columns=(8,),
@@ -116,7 +116,7 @@ SCALES = {
         ),
         Scale(
             "quick",
-            "the named configurations, the paper's column N = 100 only, 20 rounds, fewer points in some figures",
+            "the named configurations, the paper's column N = 100 only, fewer points in some figures",
             dict.fromkeys(numbers.DATASETS, 20),
             _as_in_the_file,
             seen_classes={"cifar10": (2, 6, 10), "cifar100": (10, 50, 100)},
@@ -125,7 +125,7 @@ SCALES = {
         ),
         Scale(
             "paper",
-            "the paper's own length, T = 500, E = 10, learning rate 0.01, its three columns of N and C, all points",
+            "the paper's own settings, E = 10, learning rate 0.01, its columns of N and C, all points",
             dict.fromkeys(numbers.DATASETS, 500),
             paper_scale,
             columns=tuple(PAPER_COLUMNS),
