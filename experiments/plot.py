@@ -54,7 +54,11 @@ def main() -> int:
     for label, members in sets.items():
         for number, run in enumerate(members):
             one = run.summary
-            scores = (one.best_mean_accuracy, one.last_ten_mean_accuracy, one.final_all_clients_accuracy)
+            scores = (
+                one.best_mean_accuracy,
+                one.last_ten_mean_accuracy,
+                one.final_all_clients_accuracy,
+            )
             name = label if number == 0 else ""
             table.add_row(name, str(one.rounds), *map(percent, scores), str(run.folder))
         mixed = [name for name in differing(members) if name != "seed"]

@@ -16,14 +16,12 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-import math
 import platform
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +29,7 @@ from pfedafm_jax.config import Config
 from pfedafm_jax.data import Partition
 from pfedafm_jax.data.atomic import write_atomically
 from pfedafm_jax.errors import START_OVER, PfedafmError
+from pfedafm_jax.settings import bad
 
 try:
     import fcntl
@@ -41,8 +40,10 @@ FORMAT = 2
 """Of a run's files; 1 had no number, nested accuracies and no digests."""
 TARGET_ACCURACY = {"cifar10": 0.9, "cifar100": 0.5}  # the paper's targets
 LAST_ROUNDS = 10  # of `last_ten_mean_accuracy`
-LOCK, MARK = ".lock", b"pfedafm_jax"  # the mark tells our folders from others, whatever else is lost
-Kind = TypeVar("Kind")
+LOCK, MARK = (
+    ".lock",
+    b"pfedafm_jax",
+)  # the mark tells our folders from others, whatever else is lost
 
 
 # -------------------------------------------------------------------------------- one round
@@ -73,9 +74,21 @@ class Record:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Record":
         """Reads what `as_dict` gave; `ValueError` where something is missing or of a wrong type."""
-        names = [one.name for one in dataclasses.fields(cls)]
-        more = {name: value for name, value in values.items() if name not in names}
-        return typed(cls, {**{n: values[n] for n in names if n in values}, "more": more})
+        known = {one.name for one in dataclasses.fields(cls)} - {"more"}
+        for name in sorted({*known, *values} - {"participants"}):
+            value: Any = values.get(name)
+            number = type(value) in ((int,) if name in _WHOLE else (int, float))
+            nothing = value is None and name in values and name not in (*_WHOLE, "seconds")
+            if not nothing and not (number and -(2**63) < value < 2**63):  # nor NaN or infinity
+                raise ValueError(f"{name} is missing or no number")
+        drawn = values.get("participants")
+        if type(drawn) is not list or any(type(client) is not int for client in drawn):
+            raise ValueError("participants is no list of clients")
+        more = {name: value for name, value in values.items() if name not in known}
+        return cls(**{name: values[name] for name in known}, more=more)
+
+
+_WHOLE = ("round", "not_finite", "floats_up", "floats_down", "flops")
 
 
 def mean(values: np.ndarray) -> float | None:
@@ -125,13 +138,14 @@ class Summary:
     format: int = FORMAT
 
     def as_dict(self) -> dict[str, Any]:
+        """The content of `summary.json`."""
         return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
 
 
 def summarize(
     records: Sequence[Record],
     about: Mapping[str, Any],
-    last_accuracies: np.ndarray | None = None,
+    last: np.ndarray | None = None,
     **timing: Any,
 ) -> Summary:
     """The one place where records become a summary, of a run that is finished or not.
@@ -139,19 +153,18 @@ def summarize(
     Args:
         records: the rounds so far.
         about: the content of `config.json`.
-        last_accuracies: `[clients]` at the last evaluation of all clients.
+        last: accuracies `[clients]` at the last evaluation of all clients.
         timing: `compile_seconds`, `checkpoint_seconds`, `checkpoint_background_seconds`.
     """
-    config = about["config"]
+    config, visits = about["config"], sum(len(r.participants) for r in records)
     means = [r.mean_accuracy for r in records if r.mean_accuracy is not None]
     everyone = [r.all_clients_accuracy for r in records if r.all_clients_accuracy is not None]
     last_ten = [r.mean_accuracy for r in records[-LAST_ROUNDS:] if r.mean_accuracy is not None]
     best = max(means, default=None)
-    visits = sum(len(r.participants) for r in records)
-
-    def per_visit(total: int) -> float | None:
-        return total / visits if visits else None
-
+    floats_up, floats_down, flops = (
+        sum(getattr(r, name) for r in records) / visits if visits else None
+        for name in ("floats_up", "floats_down", "flops")
+    )
     return Summary(
         method=config["method"],
         dataset=config["dataset"],
@@ -161,14 +174,14 @@ def summarize(
         last_ten_mean_accuracy=round(sum(last_ten) / len(last_ten), 6) if last_ten else None,
         final_all_clients_accuracy=everyone[-1] if everyone else None,
         best_all_clients_accuracy=max(everyone, default=None),
-        spread_over_clients=(None if last_accuracies is None else round(float(np.std(last_accuracies)), 6)),
+        spread_over_clients=None if last is None else round(float(np.std(last)), 6),
         rounds=len(records),
         seconds=round(sum(r.seconds for r in records), 3),
         compile_seconds=timing.pop("compile_seconds", 0.0),
         data_source=about["data"]["source"],
-        floats_up_per_client=per_visit(sum(r.floats_up for r in records)),
-        floats_down_per_client=per_visit(sum(r.floats_down for r in records)),
-        flops_per_client_round=per_visit(sum(r.flops for r in records)),
+        floats_up_per_client=floats_up,
+        floats_down_per_client=floats_down,
+        flops_per_client_round=flops,
         diverged_at_round=next((r.round for r in records if r.not_finite), None),
         clients_not_finite=sum(r.not_finite for r in records),
         **to_target(records, TARGET_ACCURACY.get(config["dataset"])),
@@ -196,35 +209,6 @@ def to_target(records: Sequence[Record], target: float | None) -> dict[str, Any]
 # -------------------------------------------------------------------------------- JSON
 
 
-def typed(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
-    """A dataclass from JSON; `ValueError` names what is missing or not of its type."""
-    hints, given = get_type_hints(kind), {}
-    for one in dataclasses.fields(kind):  # type: ignore[arg-type]
-        value = values.get(one.name, one.default)
-        if value is dataclasses.MISSING:
-            raise ValueError(f"{one.name} is missing")
-        if not _fits(value, hints[one.name]):
-            raise ValueError(f"{one.name} is {str(value)[:40]!r}, expected {hints[one.name]}")
-        given[one.name] = value
-    return kind(**given)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    if isinstance(hint, UnionType):
-        return any(_fits(value, one) for one in get_args(hint))
-    kind, inner = get_origin(hint) or hint, get_args(hint)
-    if hint is Any or value is None:
-        return hint in (Any, type(None))
-    if kind is dict:
-        return isinstance(value, dict) and all(_fits(item, inner[1]) for item in value.values())
-    if kind is list:
-        return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
-    if isinstance(value, bool) or kind not in (int, float):
-        return kind is not int and isinstance(value, kind)  # True is an int to Python
-    whole = isinstance(value, int) and abs(value) < 2**63
-    return whole or (kind is float and isinstance(value, float) and math.isfinite(value))
-
-
 def digest(content: Mapping[str, Any]) -> str:
     """sha256 of a JSON object without its own `sha256`, however it is laid out."""
     plain = {name: value for name, value in content.items() if name != "sha256"}
@@ -241,12 +225,16 @@ def versions() -> dict[str, str]:
 # -------------------------------------------------------------------------------- the folder
 
 
+def _unusable(path: str | Path, accepted: str, error: object) -> PfedafmError:
+    reason = getattr(error, "strerror", None) or error
+    return bad("run_dir", str(path), f"{accepted} ({reason})")
+
+
 def check_writable(path: str | Path) -> None:
     """Raises where a folder cannot be made or written; makes nothing."""
     place = Path(path).absolute()
     try:
-        str(path).encode()  # a name that is no text would fail later, in a library
-        if "\0" in str(path):
+        if "\0" in str(path).encode().decode():  # what is no text would fail later, in a library
             raise ValueError("no name can hold a zero byte")
         while not place.exists():
             place = place.parent
@@ -254,10 +242,7 @@ def check_writable(path: str | Path) -> None:
         with tempfile.TemporaryFile(dir=place):
             pass
     except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise PfedafmError(
-            f"run_dir = {str(path)!r} cannot be used; accepted: a folder that can be written ({str(place)!r}: {reason})"
-        ) from error
+        raise _unusable(path, "a folder that can be written", error) from error
 
 
 class RunFolder:
@@ -270,19 +255,15 @@ class RunFolder:
         return self.path / name
 
     def check(self) -> None:
-        """Raises before any work where the folder cannot be written, is in use, or is not a run's."""
+        """Raises before any work where it cannot be written, is in use, or is not a run's."""
         check_writable(self.path)
         try:
             names = sorted(one.name for one in self.path.iterdir()) if self.path.exists() else []
         except OSError as error:
-            raise PfedafmError(
-                f"run_dir = {str(self.path)!r} cannot be used; accepted: a folder ({error.strerror})"
-            ) from error
+            raise _unusable(self.path, "a folder", error) from error
         if names and not self._is_ours():
-            raise PfedafmError(
-                f"run_dir = {str(self.path)!r} cannot be used; accepted: a new or empty folder, or "
-                f"that of a run (it holds {', '.join(names[:3])}, and no run of this program)"
-            )
+            reason = f"it holds {', '.join(names[:3])}, and no run of this program"
+            raise _unusable(self.path, "a new or empty folder, or that of a run", reason)
         if LOCK in names:
             with self.lock():
                 pass
@@ -308,10 +289,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             file = (self / LOCK).open("ab+")
         except OSError as error:
-            raise PfedafmError(
-                f"run_dir = {str(self.path)!r} cannot be used; accepted: a folder that can be "
-                f"written ({error.strerror or error})"
-            ) from error
+            raise _unusable(self.path, "a folder that can be written", error) from error
         with file:
             try:
                 if fcntl is not None:
@@ -352,9 +330,8 @@ class RunFolder:
         write_atomically(self / "clients.npz", lambda file: np.savez_compressed(file, **arrays))
         self._write_records(records)  # whatever happened to the file meanwhile
         names = ("config.json", "partition.npz", "rounds.jsonl", "clients.npz")
-        files = {
-            name: hashlib.sha256((self / name).read_bytes()).hexdigest() for name in names if (self / name).exists()
-        }
+        there = [name for name in names if (self / name).exists()]
+        files = {name: hashlib.sha256((self / name).read_bytes()).hexdigest() for name in there}
         self._json("summary.json", {**summary.as_dict(), "files": files})
 
     def _json(self, name: str, content: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from pfedafm_jax.config import Config
 from pfedafm_jax.data import Partition
 from pfedafm_jax.errors import START_OVER, PfedafmError
 from pfedafm_jax.methods import find_method
-from pfedafm_jax.records import FORMAT, NOT_IN_RESULTS, Record, Summary, digest, flat, summarize, typed
+from pfedafm_jax.records import FORMAT, NOT_IN_RESULTS, Record, Summary, digest, flat, summarize
 from pfedafm_jax.settings import bad, suggestion
 
 
@@ -64,7 +64,9 @@ class Run:
 
     @property
     def name(self) -> str:
-        return self.folder.name if self.folder else f"{self.config['method']}-seed{self.config['seed']}"
+        """Its folder's, or what a comparison would call it."""
+        method, seed = self.config["method"], self.config["seed"]
+        return self.folder.name if self.folder else f"{method}-seed{seed}"
 
     @property
     def predictions(self) -> list[str]:
@@ -85,7 +87,13 @@ class Run:
         """
         if self.folder is None or not self.finished:
             return self.arrays
-        return _clients(self.folder / "clients.npz", self.digests, self.config, len(self.records))
+        path = self.folder / "clients.npz"
+        content = _bytes(path, self.digests)
+        try:
+            with np.load(io.BytesIO(content), allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
+        except Exception as error:  # zipfile and numpy raise many types on damaged input
+            _damaged(path, error)
 
     @cached_property
     def partition(self) -> Partition | None:
@@ -93,10 +101,7 @@ class Run:
         if self.folder is None or not (self.folder / "partition.npz").exists():
             return None
         _bytes(self.folder / "partition.npz", self.digests)
-        found = Partition.load(self.folder / "partition.npz")
-        if found.num_clients != self.config["num_clients"]:
-            _damaged(self.folder / "partition.npz", f"it is for {found.num_clients} clients")
-        return found
+        return Partition.load(self.folder / "partition.npz")
 
 
 def per_round(records: Sequence[Record]) -> pd.DataFrame:
@@ -124,33 +129,21 @@ def per_round(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def find_runs(folders: Sequence[str | Path]) -> list[Path]:
-    """The run folders among these; a folder of runs, such as a comparison leaves, stands for those in it.
+    """The run folders among these; a folder of runs, as a comparison leaves it, stands for them.
 
     Files are passed over where there are folders as well: `runs/all/*` has tables in it.
     """
     found: list[Path] = []
     paths = [Path(folder) for folder in folders]
     for folder in [path for path in paths if not path.is_file()] or paths:
-        inside = [folder] if _is_run(folder) else sorted(one for one in _inside(folder) if _is_run(one))
+        inside = [folder] if (folder / "config.json").exists() else []
+        inside = inside or sorted(path.parent for path in folder.glob("*/config.json"))
         if not inside:
-            reason = (
-                "it has no config.json" if folder.is_dir() else "it is a file" if folder.exists()
-                else "there is no such folder"
-            )  # fmt: skip
-            raise bad("run_dir", str(folder), f"the folder of a run, or one with such folders in it ({reason})")
+            reason = "it has no config.json" if folder.is_dir() else "there is no such folder"
+            accepted = f"the folder of a run, or one with such folders in it ({reason})"
+            raise bad("run_dir", str(folder), accepted)
         found += inside
     return list({path.absolute(): path for path in found}.values())
-
-
-def _inside(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "config.json").exists()
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[Run]:
@@ -165,25 +158,27 @@ def read_run(folder: str | Path) -> Run:
     """
     folder = Path(folder)
     about = _signed(folder / "config.json")
-    _check_about(folder / "config.json", about)
-    written = _signed(folder / "summary.json") if (folder / "summary.json").exists() else None
-    digests = written.get("files", {}) if written else {}
-    records = _records(folder / "rounds.jsonl", about["config"]["num_clients"], written is not None, digests)
-    if written is None:
-        return Run(about, records, summarize(records, about), False, folder)
+    written = _signed(folder / "summary.json") if (folder / "summary.json").exists() else {}
+    digests = written.pop("files", {})
     try:
-        summary = typed(Summary, written)
-    except ValueError as error:
-        _damaged(folder / "summary.json", error)
-    if summary.rounds != len(records) or summary.config != about["config"]:
-        _damaged(folder / "summary.json", "it does not belong to config.json and rounds.jsonl")
+        config = about["config"]
+        lines = _lines(folder / "rounds.jsonl", bool(written), digests)
+        records = _records(folder / "rounds.jsonl", lines, config["num_clients"])
+        if not written:
+            return Run(about, records, summarize(records, about), False, folder)
+        if written.pop("config") != config or written["rounds"] != len(records):
+            _damaged(folder / "summary.json", "it does not belong to config.json and rounds.jsonl")
+        del written["sha256"]
+        summary = Summary(config=config, **written)
+    except (KeyError, TypeError) as error:  # signed, and still not what a run writes
+        _damaged(folder / ("summary.json" if written else "config.json"), error)
     return Run(about, records, summary, True, folder, digests=digests)
 
 
 def _damaged(path: Path, reason: object) -> NoReturn:
     raise Damaged(
-        f"{str(path)!r} is damaged ({reason}). The run's other files can still be read by hand; where its "
-        f"checkpoints are there the command that made it writes the file anew, else {START_OVER}"
+        f"{str(path)!r} is damaged ({reason}). The run's other files can still be read by hand; where "
+        f"there are checkpoints, the command that made it writes the file anew, else {START_OVER}"
     )
 
 
@@ -226,55 +221,27 @@ def _signed(path: Path) -> dict[str, Any]:
     return content
 
 
-def _check_about(path: Path, about: dict[str, Any]) -> None:
-    kinds = {"config": dict, "command": str, "versions": dict, "devices": str, "data": dict,
-             "predictions": list, "architectures": list}  # fmt: skip
-    needed = {"method": str, "dataset": str, "num_clients": int, "rounds": int, "seed": int}
-    for values, expected in ((about, kinds), (about.get("config"), needed)):
-        for name, kind in expected.items():
-            if not isinstance(values, dict) or not isinstance(values.get(name), kind):
-                _damaged(path, f"{name} is missing, or not as a run writes it")
-    if not isinstance(about["data"].get("source"), str) or not about["predictions"]:
-        _damaged(path, "data or predictions are not as a run writes them")
-
-
-def _records(path: Path, num_clients: int, finished: bool, digests: Mapping[str, str]) -> list[Record]:
+def _lines(path: Path, finished: bool, digests: Mapping[str, str]) -> list[bytes]:
     """All whole lines; of a run that is under way the last one may be half-written."""
     if not finished and not path.exists():
         return []
     lines = _bytes(path, digests).split(b"\n")
     if lines.pop() and finished:
         _damaged(path, "its last line is cut off")
-    records: list[Record] = []
+    return lines
+
+
+def _records(path: Path, lines: Sequence[bytes], num_clients: int) -> list[Record]:
+    records = []
     for number, line in enumerate(lines, 1):
-        values = _json(path, line, f"line {number}: ")
         try:
-            record = Record.from_dict(values)
+            record = Record.from_dict(_json(path, line, f"line {number}: "))
+            if record.round != number or not set(record.participants) <= set(range(num_clients)):
+                raise ValueError("round or participants are not as a run writes them")
         except ValueError as error:
             _damaged(path, f"line {number}: {error}")
-        if record.round != number or not all(0 <= one < num_clients for one in record.participants):
-            _damaged(path, f"line {number}: round or participants are not as a run writes them")
         records.append(record)
     return records
-
-
-def _clients(path: Path, digests: Mapping[str, str], config: dict[str, Any], rounds: int) -> dict[str, np.ndarray]:
-    content = _bytes(path, digests)
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except Exception as error:  # zipfile and numpy raise many types on damaged input
-        _damaged(path, error)
-    clients, evaluations = config["num_clients"], len(arrays.get("evaluation_rounds", ()))
-    shapes = {"visits": (rounds, clients), "all_clients": (evaluations, clients), "evaluation_rounds": (evaluations,)}
-    missing = {"architecture", "num_train", "num_test", "evaluation_rounds"} - arrays.keys()
-    if missing:
-        _damaged(path, f"{', '.join(sorted(missing))} missing")
-    for name, array in arrays.items():
-        expected = shapes.get(name.partition("/")[0], (clients,))
-        if array.shape != expected or array.dtype.kind not in "iufb":
-            _damaged(path, f"{name} has shape {array.shape}, expected {expected}")
-    return arrays
 
 
 # -------------------------------------------------------------------------------- labels
@@ -291,9 +258,9 @@ MATTERS_IF: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 def _has(run: Run, name: str) -> bool:
     """Whether a setting matters to a run."""
-    part, dot, _ = name.partition(".")
-    matters = MATTERS_IF.get(name, lambda settings: True)
-    return name in run.settings and (part == run.settings["method"] if dot else matters(run.settings))
+    method, dot, _ = name.partition(".")
+    matters = MATTERS_IF.get(name, lambda settings: not dot or method == settings["method"])
+    return name in run.settings and matters(run.settings)
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
@@ -337,11 +304,8 @@ def grouped(runs: Sequence[Run], names: Sequence[str]) -> dict[str, list[Run]]:
     settings = list(dict.fromkeys(name for run in runs for name in run.settings))
     for name in names:
         if name not in settings:
-            raise bad(
-                "group",
-                name,
-                f"names of settings with commas between them, like method,gamma{suggestion(name, settings)}",
-            )
+            near = suggestion(name, settings)
+            raise bad("group", name, f"names of settings with commas between them{near}")
     found: dict[str, list[Run]] = {}
     for run in runs:
         found.setdefault(_label(run, names) or f"without {', '.join(names)}", []).append(run)
@@ -360,37 +324,39 @@ COLUMNS = {
     "flops_per_client_round": "FLOPs",
     "seconds": "seconds",
 }
-"""Columns of a comparison: name in `summary.json` → heading. Accuracies and spread are shares; floats and FLOPs are
-per client and round."""
+"""Columns of a comparison: name in `summary.json` → heading. Accuracies and spread are shares;
+floats and FLOPs are per client and round."""
 
 
 def table(runs: Sequence[Run]) -> pd.DataFrame:
-    """One row a run, its label in front: what differs, whether it is finished, and the summary's numbers."""
+    """One row a run, by its label: settings that differ, `finished`, the numbers of the summary."""
     names = [name for name in differing(runs) if name not in ("method", "dataset")]
-    rows = []
-    for run in runs:
-        summary = run.summary.as_dict()
-        numbers = {name: value for name, value in summary.items() if name not in ("config", "versions", "format")}
-        rows.append({**{name: run.settings.get(name) for name in names}, "finished": run.finished, **numbers})
-    return pd.DataFrame(rows, index=pd.Index(labels(runs), name="run"))
+    rows = [
+        {**{name: run.settings.get(name) for name in names}, "finished": run.finished} | run.summary.as_dict()
+        for run in runs
+    ]
+    frame = pd.DataFrame(rows, index=pd.Index(labels(runs), name="run"))
+    return frame.drop(columns=["config", "versions", "format"])
 
 
 def over_seeds(runs: Sequence[Run], by: Sequence[str] = ("method",)) -> pd.DataFrame:
     """Mean and deviation over the runs that agree in `by`, one row a group.
 
-    Columns are pairs: `("best_mean_accuracy", "mean")`, `(…, "deviation")` (NaN for one run) for all of `COLUMNS`, then
-    `("runs", "count")` and `("diverged", "round")`, the first round in which a run was not finite.
+    Columns are pairs: `("best_mean_accuracy", "mean")` and `(…, "deviation")` (NaN for one run) for
+    all of `COLUMNS`, `("runs", "count")`, and `("diverged", "round")`, the first not finite.
     """
-    rows = {}
-    for label, found in grouped(runs, by).items():
-        row: dict[tuple[str, str], Any] = {}
-        for name in COLUMNS:
-            pair = mean_and_deviation([getattr(run.summary, name) for run in found])
-            row |= {(name, part): value for part, value in zip(("mean", "deviation"), pair, strict=True)}
-        diverged = [run.summary.diverged_at_round for run in found if run.summary.diverged_at_round is not None]
-        rows[label] = row | {("runs", "count"): len(found), ("diverged", "round"): min(diverged, default=None)}
-    frame = pd.DataFrame(rows.values(), index=pd.Index(rows, name=", ".join(by)), dtype=float)
-    return frame.set_axis(pd.MultiIndex.from_tuples(frame.columns), axis=1)
+    sets, names = grouped(runs, by), [*COLUMNS, "diverged_at_round"]
+    rows = [
+        {"group": label, **{name: getattr(run.summary, name) for name in names}}
+        for label, found in sets.items()
+        for run in found
+    ]
+    groups = pd.DataFrame(rows).astype(dict.fromkeys(names, float)).groupby("group", sort=False)
+    frame: Any = groups[list(COLUMNS)].agg(["mean", "std"])
+    frame = frame.rename(columns={"std": "deviation"})
+    frame["runs", "count"] = groups.size()
+    frame["diverged", "round"] = groups["diverged_at_round"].min()
+    return frame.rename_axis(", ".join(by))
 
 
 def mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, float | None]:

@@ -10,7 +10,17 @@ from pfedafm_jax.results import Run, read_run
 PREDICTIONS = {"pfedafm": ["mixed", "small", "large"]}
 
 
-def record(number, accuracy=0.5, *, everyone=None, floats=1, seconds=2.0, participants=(0, 1), not_finite=0, **more):
+def record(
+    number,
+    accuracy=0.5,
+    *,
+    everyone=None,
+    floats=1,
+    seconds=2.0,
+    participants=(0, 1),
+    not_finite=0,
+    **more,
+):
     """A round with this mean accuracy; each of its numbers can be worked out in the head."""
     return Record(
         round=number,

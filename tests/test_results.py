@@ -31,7 +31,11 @@ def test_each_accuracy_of_a_summary_is_what_its_name_says():
     rounds = [record(n, value, everyone=value if n % 6 == 0 else None) for n, value in enumerate(means, 1)]
     about = run_by_hand(rounds).about
     summary = summarize(rounds, about, np.array([0.5, 0.7]))
-    assert (summary.best_mean_accuracy, summary.best_round, summary.last_mean_accuracy) == (0.9, 2, 0.6)
+    assert (summary.best_mean_accuracy, summary.best_round, summary.last_mean_accuracy) == (
+        0.9,
+        2,
+        0.6,
+    )
     assert summary.last_ten_mean_accuracy == pytest.approx((8 * 0.4 + 0.6) / 9, abs=1e-6)  # rounds 3 to 12, one without
     assert (summary.final_all_clients_accuracy, summary.best_all_clients_accuracy) == (0.6, 0.6)
     assert summary.spread_over_clients == 0.1
@@ -40,13 +44,22 @@ def test_each_accuracy_of_a_summary_is_what_its_name_says():
     assert (summary.diverged_at_round, summary.clients_not_finite) == (None, 0)
     diverged = [record(1), record(2, not_finite=1), record(3, None, not_finite=2)]
     summary = summarize(diverged, about)
-    assert (summary.diverged_at_round, summary.clients_not_finite, summary.last_mean_accuracy) == (2, 3, 0.5)
+    assert (summary.diverged_at_round, summary.clients_not_finite, summary.last_mean_accuracy) == (
+        2,
+        3,
+        0.5,
+    )
     assert summary.spread_over_clients is None and summarize([], about).best_mean_accuracy is None
 
 
 def test_costs_until_a_target():
     rounds = [record(n, accuracy, floats=5) for n, accuracy in ((1, 0.5), (2, None), (3, 0.91), (4, 0.95))]
-    reached = {"target_accuracy": 0.9, "rounds_to_target": 3, "floats_to_target": 45, "flops_to_target": 15}
+    reached = {
+        "target_accuracy": 0.9,
+        "rounds_to_target": 3,
+        "floats_to_target": 45,
+        "flops_to_target": 15,
+    }
     assert to_target(rounds, 0.9) == reached
     assert to_target(rounds, 0.99)["rounds_to_target"] is None
     assert to_target(rounds, None)["target_accuracy"] is None
@@ -54,7 +67,10 @@ def test_costs_until_a_target():
 
 
 def test_a_run_is_read_back_as_it_was_written(tmp_path):
-    rounds = [record(1, 0.25, mix_mean=0.5, **{"mean_accuracy/small": None}), record(2, 0.5, everyone=0.75)]
+    rounds = [
+        record(1, 0.25, mix_mean=0.5, **{"mean_accuracy/small": None}),
+        record(2, 0.5, everyone=0.75),
+    ]
     memory = run_by_hand(rounds, last_accuracies=np.full(100, 0.75))
     run = run_by_hand(rounds, tmp_path / "run", last_accuracies=np.full(100, 0.75))
     assert run.finished and run.records == rounds and run.summary == replace(memory.summary, config=run.config)
@@ -67,7 +83,14 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path):
     assert frame["mean_accuracy/small"].isna().all() and frame["floats_up"].dtype.kind == "i"
     assert all(kind.kind in "if" for kind in frame.dtypes)
     line = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])
-    assert {"round", "mean_accuracy", "loss", "seconds", "mean_accuracy/small", "mix_mean"} <= line.keys()
+    assert {
+        "round",
+        "mean_accuracy",
+        "loss",
+        "seconds",
+        "mean_accuracy/small",
+        "mix_mean",
+    } <= line.keys()
 
 
 def test_a_run_under_way_is_read_as_far_as_it_is(tmp_path):
@@ -97,11 +120,17 @@ def test_runs_are_named_by_what_differs(folder):
     def named(*settings):
         return labels([run_by_hand([record(1)], **one) for one in settings])
 
-    assert labels(read_runs([folder / "pfedafm-seed1", folder / "fd-seed0"])) == ["pFedAFM, seed 1", "FD, seed 0"]
+    assert labels(read_runs([folder / "pfedafm-seed1", folder / "fd-seed0"])) == [
+        "pFedAFM, seed 1",
+        "FD, seed 0",
+    ]
     # Not among them: what matters only to another split or method, and what changes no result.
     one = {"gamma": 0.1, "flip": True, "devices": 1}
     two = {"learning_rate": 0.5, "pfedafm": {"mix_fixed": 0.5}}
-    assert named(one, two) == ["flip, learning rate 0.02, no mix fixed", "no flip, learning rate 0.5, mix fixed 0.5"]
+    assert named(one, two) == [
+        "flip, learning rate 0.02, no mix fixed",
+        "no flip, learning rate 0.5, mix fixed 0.5",
+    ]
     assert named(one) == ["pfedafm-seed0"]  # nothing differs: its name
     assert named(two, two, {"method": "fd"})[:2] == ["pFedAFM, learning rate 0.5 (pfedafm-seed0)"] * 2
 
@@ -129,7 +158,10 @@ def test_rows_are_mean_and_deviation_over_seeds():
         run_by_hand([record(1, 0.5), record(2, 0.4, not_finite=1)], method="fd"),
     ]
     frame = over_seeds(runs)
-    assert frame.index.tolist() == ["Standalone", "FD"] and frame["runs", "count"].tolist() == [2, 1]
+    assert frame.index.tolist() == ["Standalone", "FD"] and frame["runs", "count"].tolist() == [
+        2,
+        1,
+    ]
     assert frame.loc["Standalone", ("best_mean_accuracy", "mean")] == pytest.approx(0.85)
     assert frame.loc["Standalone", ("best_mean_accuracy", "deviation")] == pytest.approx(np.sqrt(0.005))
     assert np.isnan(frame.loc["FD", ("best_mean_accuracy", "deviation")])
@@ -152,7 +184,16 @@ def test_every_damage_of_a_finished_run_is_named(tmp_path):
     for name in FILES:
         path = tmp_path / "run" / name
         whole = path.read_bytes()
-        contents = [b"", b"[1]", b"{}", b"null\n", b"[" * 100_000, b"\xff\xfe", whole[: len(whole) // 2], whole + b"x"]
+        contents = [
+            b"",
+            b"[1]",
+            b"{}",
+            b"null\n",
+            b"[" * 100_000,
+            b"\xff\xfe",
+            whole[: len(whole) // 2],
+            whole + b"x",
+        ]
         for _ in range(25):
             place = draw.randrange(len(whole))
             contents.append(whole[:place] + bytes([whole[place] ^ (1 << draw.randrange(8))]) + whole[place + 1 :])
@@ -217,7 +258,11 @@ def test_a_record_that_is_not_as_a_run_writes_it_is_refused(tmp_path):
 
 
 def test_a_folder_that_is_not_ours_is_left_alone(tmp_path):
-    for name, content in {"config.json": '{"model": "bert"}', "notes.txt": "mine", "summary.json": "{}"}.items():
+    for name, content in {
+        "config.json": '{"model": "bert"}',
+        "notes.txt": "mine",
+        "summary.json": "{}",
+    }.items():
         folder = tmp_path / name.partition(".")[0]
         folder.mkdir()
         (folder / name).write_text(content)
