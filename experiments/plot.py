@@ -10,7 +10,8 @@ from pfedafm_jax import cli, plots
 from pfedafm_jax.config import bad
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.progress import console
-from pfedafm_jax.results import differing, grouped, labels, percent, read_runs
+from pfedafm_jax.results import differing, grouped, labels, read_runs
+from pfedafm_jax.tables import percent
 
 FORMATS = (".png", ".pdf", ".svg")
 

@@ -7,7 +7,7 @@ from paper.numbers import published
 from pfedafm_jax import cli
 from pfedafm_jax.progress import console
 from pfedafm_jax.report import write_report
-from pfedafm_jax.results import percent
+from pfedafm_jax.tables import percent
 
 
 def main() -> int:

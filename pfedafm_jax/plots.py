@@ -30,7 +30,8 @@ from pfedafm_jax.figures import (
     rendered,
     whole_numbers,
 )  # fmt: skip
-from pfedafm_jax.results import Run, grouped, mean_and_deviation
+from pfedafm_jax.results import Run, grouped
+from pfedafm_jax.tables import mean_and_deviation
 
 X_AXES = {
     "rounds": "communication round",

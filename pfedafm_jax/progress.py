@@ -19,7 +19,8 @@ from rich.text import Text
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.plots import architecture_label
 from pfedafm_jax.records import Record, Summary
-from pfedafm_jax.results import COLUMNS, Run, cells, human, over_seeds, percent
+from pfedafm_jax.results import Run
+from pfedafm_jax.tables import COLUMNS, cells, human, over_seeds, percent
 
 
 def clean(text: object) -> str:

@@ -22,7 +22,8 @@ from pfedafm_jax.data.atomic import write_atomically
 from pfedafm_jax.errors import PfedafmError, storage_error
 from pfedafm_jax.figures import legend_below, rendered
 from pfedafm_jax.records import NOT_IN_RESULTS, flat
-from pfedafm_jax.results import COLUMNS, Run, cells, human, over_seeds, percent, read_runs
+from pfedafm_jax.results import Run, read_runs
+from pfedafm_jax.tables import COLUMNS, cells, human, over_seeds, percent
 
 Published = Callable[[dict[str, Any]], tuple[str, float | None] | None]
 """From a run's settings to a number to compare with: where it stands, and its best mean accuracy

@@ -43,9 +43,10 @@ from pfedafm_jax.progress import (
     waiting,
 )  # fmt: skip
 from pfedafm_jax.records import RunFolder, check_writable, differences, refuse_other_settings
-from pfedafm_jax.results import COLUMNS, Damaged, Run, cells, markdown, over_seeds, read_run
+from pfedafm_jax.results import Damaged, Run, read_run
 from pfedafm_jax.settings import bad
 from pfedafm_jax.signals import Signals
+from pfedafm_jax.tables import COLUMNS, cells, markdown, over_seeds
 
 Log = Callable[[str], None]
 
@@ -505,7 +506,7 @@ def compare(
         run_dir: a folder with one for each run in it, and `compare.png`, `compare.md` and
             `compare.json` at the end. The same call again resumes where the last one stopped.
 
-    The other arguments are those of `run`. `results.table`, `results.over_seeds` and
+    The other arguments are those of `run`. `tables.table`, `tables.over_seeds` and
     `plots.compare_runs` make tables and pictures of what comes back.
     """
     if not methods:

@@ -16,8 +16,8 @@ from by_hand import record
 import pfedafm_jax
 from pfedafm_jax import PfedafmError, compare, plots, progress, read_run, run
 from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.results import over_seeds, table
 from pfedafm_jax.run import Task, look, run_all
+from pfedafm_jax.tables import over_seeds, table
 
 ROUNDS = 3
 

@@ -10,18 +10,8 @@ from by_hand import record, run_by_hand
 
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.records import RunFolder, summarize, to_target
-from pfedafm_jax.results import (
-    Damaged,
-    cells,
-    differing,
-    grouped,
-    labels,
-    markdown,
-    over_seeds,
-    read_run,
-    read_runs,
-    table,
-)  # fmt: skip
+from pfedafm_jax.results import Damaged, differing, grouped, labels, read_run, read_runs
+from pfedafm_jax.tables import cells, markdown, over_seeds, table
 
 # ---------------------------------------------------------------------------------------------- the summary
 

@@ -11,8 +11,9 @@ from paper.study import Found, Study, at
 from pfedafm_jax import figures, plots
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.records import to_target
-from pfedafm_jax.results import Run, human, percent
+from pfedafm_jax.results import Run
 from pfedafm_jax.run import Task
+from pfedafm_jax.tables import human, percent
 
 
 def convergence_tasks(study: Study) -> dict[tuple, Task]:

@@ -12,7 +12,8 @@ from rich.table import Table as TerminalTable
 
 from pfedafm_jax import figures, plots
 from pfedafm_jax.data.atomic import write_atomically
-from pfedafm_jax.results import Run, markdown, mean_and_deviation, percent
+from pfedafm_jax.results import Run
+from pfedafm_jax.tables import markdown, mean_and_deviation, percent
 
 PAPER = figures.BLACK  # the paper's own numbers in pictures
 BEST, LAST_TEN, EVERYONE = (

@@ -23,8 +23,9 @@ from paper.study import Found, Study, at
 from pfedafm_jax import figures
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.models import describe
-from pfedafm_jax.results import Run, percent
+from pfedafm_jax.results import Run
 from pfedafm_jax.run import Task
+from pfedafm_jax.tables import percent
 
 Cell = tuple[int, str]  # N and dataset
 TITLES = {
