@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from common import Work
 
+from pfedafm_jax import reference
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Partition
-from pfedafm_jax.engine import Devices, Federation, setup_devices
+from pfedafm_jax.engine import Devices, Programs, State, build, run_round, setup_devices, start
+from pfedafm_jax.engine.programs import compiled
 from pfedafm_jax.methods.pfedafm import PFedAFM, train_local_model
-from pfedafm_jax.reference import Reference
 from pfedafm_jax.training import ClientData
 
 
@@ -38,7 +39,7 @@ def means(info: dict[str, np.ndarray]) -> dict[str, float]:
 
 
 class Engine:
-    """`Federation` on one device per core (`devices` = 0) or on some, alone on one core if asked."""
+    """The engine on one device per core (`devices` = 0) or on some, alone on one core if asked."""
 
     def __init__(
         self,
@@ -51,81 +52,99 @@ class Engine:
         setup_devices(devices)
         self.work, self.one_core = work, one_core
         self.config = replace(work.config, devices=devices, clients_per_step=clients_per_step, method=method)
-        self._federation: Federation | None = None
+        self._built: tuple[Programs, State] | None = None
         self._limits: list[Product] = []
 
     @property
-    def federation(self) -> Federation:
-        assert self._federation is not None, "prepare comes first"
-        return self._federation
+    def programs(self) -> Programs:
+        assert self._built is not None, "prepare comes first"
+        return self._built[0]
+
+    @property
+    def state(self) -> State:
+        assert self._built is not None, "prepare comes first"
+        return self._built[1]
 
     def prepare(self, batch_size: int, warm_up: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
         """Builds and compiles everything for this batch size; returns the seconds to compile.
 
         Each program runs once, or these `warm_up` rounds: a client's first visit also makes its state.
         """
-        self._federation = None
+        self._built = None
         jax.clear_caches()
+        compiled.cache_clear()
         config = replace(self.config, batch_size=batch_size)
-        start_seconds, federation = timed(lambda: Federation(config, self.work.dataset, self.work.partition))
-        seconds, _ = timed(federation.compile)
+
+        def built() -> tuple[Programs, State]:
+            programs = build(config, self.work.dataset, self.work.partition)
+            return programs, start(programs)
+
+        start_seconds, (programs, state) = timed(built)
+        seconds, _ = timed(programs.compile)
         for participants in warm_up or [range(min(len(config.architectures), config.num_clients))]:
-            federation.run_round(0, participants)
-        self._federation = federation
+            state, _ = run_round(programs, state, 0, participants)
+        self._built = programs, state
         if self.one_core:
             pin_to_one_core()
         return {
             "start_seconds": start_seconds,
             "compile_seconds": seconds,
-            "devices": len(federation.devices),
-            "clients_per_step": federation.chunk,
+            "devices": len(programs.devices),
+            "clients_per_step": programs.clients_per_step,
         }
 
     def round(self, number: int, participants: Sequence[int]) -> dict[str, Any]:
         """One round of these participants."""
-        seconds, result = timed(lambda: self.federation.run_round(number, participants))
+        seconds, (state, result) = timed(lambda: run_round(self.programs, self.state, number, participants))
+        self._built = self.programs, state
         return {"seconds": seconds, **means(result.info)}
 
     def flops(self, participants: Sequence[int]) -> float:
         """Floating-point operations of these clients' visits, as the algorithm has them."""
-        return float(sum(cost.flops for cost in self.federation.costs(participants)))
+        return float(sum(cost.flops for cost in self.programs.costs(participants)))
 
     def matmul_gflops(self, sizes: Sequence[int] = (1024, 1536, 2048), repeats: int = 3) -> float:
         """Float32 matrix products on all devices at once: the best of some sizes and repeats."""
         if not self._limits:
-            self._limits = [square_product(self.federation.devices, size) for size in sizes]
+            self._limits = [square_product(self.programs.devices, size) for size in sizes]
         return max(gflops(product, repeats) for product in self._limits)
 
     def phase1_gflops(self, repeats: int = 3) -> dict[str, Any]:
         """Phase 1 of the first architecture alone, one client on each device at once."""
-        rates = phase1_gflops(self.federation, self.work, repeats)
-        return {"architecture": self.federation.architectures[0].name, "rates": rates}
+        rates = phase1_gflops(self.programs, self.state, self.work, repeats)
+        return {"architecture": self.programs.architectures[0].name, "rates": rates}
 
 
 class PlainLoop:
-    """`Reference`, on one device with all threads."""
+    """`reference`, on one device with all threads."""
 
     def __init__(self, work: Work, method: str = "pfedafm"):
         setup_devices(1)
         self.work, self.config = work, replace(work.config, method=method)
-        self.reference: Reference | None = None
+        self._built: tuple[Programs, State] | None = None
 
     def prepare(self, batch_size: int, participants: Sequence[int]) -> dict[str, Any]:
         """Compiles its steps by running the very round that is timed: every size of a last batch is a program."""
-        self.reference = None
+        self._built = None
         jax.clear_caches()
-        self.reference = Reference(replace(self.config, batch_size=batch_size), self.work.dataset, self.work.partition)
+        programs = build(replace(self.config, batch_size=batch_size), self.work.dataset, self.work.partition)
+        self._built = programs, reference.start(programs)
         seconds, _ = timed(lambda: self.round(0, participants))
         return {"first_round_seconds": seconds}
 
     def round(self, number: int, participants: Sequence[int]) -> dict[str, Any]:
         """One round of these participants."""
-        assert self.reference is not None, "prepare comes first"
-        reference = self.reference
-        seconds, info = timed(
-            lambda: (reference.run_round(number, participants), jax.block_until_ready(reference.server))[0]
-        )
-        return {"seconds": seconds, **means(info)}
+        assert self._built is not None, "prepare comes first"
+        programs, state = self._built
+
+        def one() -> tuple[State, Any]:
+            new, result = reference.run_round(programs, state, number, participants)
+            jax.block_until_ready(new.server)
+            return new, result
+
+        seconds, (state, result) = timed(one)
+        self._built = programs, state
+        return {"seconds": seconds, **means(result.info)}
 
 
 class ScalingPoint(Engine):
@@ -143,11 +162,11 @@ class ScalingPoint(Engine):
 
     def numbered_round(self, number: int) -> dict[str, Any]:
         """A round of participants spread evenly over the architectures, so that every point has the same mixture."""
-        return self.round(number, even_draw(self.federation.config, number))
+        return self.round(number, even_draw(self.programs.config, number))
 
     def memory(self) -> dict[str, Any]:
         """Bytes: the process at its peak and since `prepare`, arrays on the devices, the clients' store."""
-        store = self.federation.store
+        store = self.state.store
         return {
             "peak_bytes": max(self.peak_before, peak_memory()),
             "rounds_peak_bytes": peak_memory() if self.peak_reset else None,
@@ -191,16 +210,16 @@ def gflops(product: Product, repeats: int) -> float:
     return product.flops / min(timed(product.run)[0] for _ in range(repeats)) / 1e9
 
 
-def phase1_gflops(federation: Federation, work: Work, repeats: int) -> list[float]:
+def phase1_gflops(programs: Programs, state: State, work: Work, repeats: int) -> list[float]:
     """Phase 1 by itself on all devices at once, in the algorithm's GFLOP/s, one number a repeat.
 
     Each device trains one client of the first architecture, of middling size and the same on all devices; FLOPs are
     counted as in `PFedAFM.cost`: three passes of the local model and one of the shared extractor.
     """
-    method, devices, architecture = federation.method, federation.devices, federation.architectures[0]
+    method, devices, architecture = programs.method, programs.devices, programs.architectures[0]
     assert isinstance(method, PFedAFM), "phase 1 is pFedAFM's"
-    members = np.flatnonzero(federation.groups == 0)
-    middle = np.argsort(np.abs(federation.num_train[members] - np.median(federation.num_train)), kind="stable")
+    members = np.flatnonzero(programs.groups == 0)
+    middle = np.argsort(np.abs(programs.num_train[members] - np.median(programs.num_train)), kind="stable")
     chosen = [int(members[middle[index % len(members)]]) for index in range(len(devices))]
     size = min(len(work.partition.train[client]) for client in chosen)
     rows = np.stack([work.partition.train[client][:size] for client in chosen])
@@ -213,8 +232,8 @@ def phase1_gflops(federation: Federation, work: Work, repeats: int) -> list[floa
     spread = devices.spread(phase1, in_axes=(0, 0, None, None, None, None))
     common = devices.replicate(
         (
-            federation.store.start(0),
-            jax.device_get(federation.server["shared_extractor"]),
+            state.store.start(0),
+            jax.device_get(state.server["shared_extractor"]),
             np.asarray(work.dataset.images),
             work.dataset.labels.astype(np.int32),
         )

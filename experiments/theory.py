@@ -24,8 +24,8 @@ from jax import lax
 from pfedafm_jax.config import Config, bad
 from pfedafm_jax.data.atomic import write_atomically
 from pfedafm_jax.data.augment import normalise
-from pfedafm_jax.engine import Federation, draw_participants
-from pfedafm_jax.engine.program import client_key
+from pfedafm_jax.engine import Programs, draw_participants
+from pfedafm_jax.engine.visit import client_key
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.methods.pfedafm import PFedAFM, mix_features
@@ -122,40 +122,42 @@ def _at(method: PFedAFM, architecture: Architecture, params: Tree, batches: Tree
     return gradient_pass(loss, params, batches, jnp.sum(batches[2], axis=1))
 
 
-def _batches(federation: Federation, client: int, round_index: int) -> tuple[np.ndarray, ...]:
+def _batches(programs: Programs, client: int, round_index: int) -> tuple[np.ndarray, ...]:
     """A client's training data in a random order, padded to the same number of batches for all."""
-    size, rows = federation.method.how.batch_size, federation.partition.train[client]
-    random = np.random.default_rng([federation.config.seed, round_index, client])
-    count = -(-int(federation.num_train.max()) // size)
+    size, rows = programs.method.how.batch_size, programs.partition.train[client]
+    random = np.random.default_rng([programs.config.seed, round_index, client])
+    count = -(-int(programs.num_train.max()) // size)
     padded = np.resize(random.permutation(rows), (count, size))
     real = (np.arange(count * size) < len(rows)).astype(np.float32).reshape(count, size)
-    dataset = federation.dataset
+    dataset = programs.dataset
     return dataset.images[padded], dataset.labels[padded].astype(np.int32), real
 
 
-def own_extractor(federation: Federation, client: int, round_index: int, header: Tree, shared_extractor: Tree) -> Tree:
+def own_extractor(programs: Programs, client: int, round_index: int, header: Tree, shared_extractor: Tree) -> Tree:
     """θ_k^t, what a participant uploads: phase 2 done again, with the same key, since the engine
     keeps only the average."""
-    longest = int(federation.num_train.max())
-    rows = np.resize(federation.partition.train[client], longest)
-    count = jnp.int32(federation.num_train[client])
-    images = jnp.asarray(federation.dataset.images[rows])
-    labels = jnp.asarray(federation.dataset.labels[rows].astype(np.int32))
+    longest = int(programs.num_train.max())
+    rows = np.resize(programs.partition.train[client], longest)
+    count = jnp.int32(programs.num_train[client])
+    images = jnp.asarray(programs.dataset.images[rows])
+    labels = jnp.asarray(programs.dataset.labels[rows].astype(np.int32))
     positions = jnp.arange(longest, dtype=jnp.int32)
     data = ClientData(images, labels, positions, count, positions, count)
-    key = client_key(federation.key, round_index, client)
+    key = client_key(programs.key, round_index, client)
     server = {"shared_extractor": shared_extractor}
-    update = federation.method.shared_update(key, {"header": header}, server, data, jnp.float32(1))
+    update = programs.method.shared_update(key, {"header": header}, server, data, jnp.float32(1))
     return jax.device_get(update.upload["shared_extractor"])
 
 
-def visit(federation: Federation, client: int, round_index: int, before: Tree, old: Tree, new: Tree) -> dict[str, Any]:
-    """What is measured of one participant: `before` is its state before the round, `old` and `new`
-    are the shared extractors before and after it; the federation is the one after it."""
-    method, architecture = federation.method, federation.architectures[federation.groups[client]]
+def visit(
+    programs: Programs, client: int, round_index: int, before: Tree, after: Tree, old: Tree, new: Tree
+) -> dict[str, Any]:
+    """What is measured of one participant: `before` and `after` are its states around the round,
+    `old` and `new` the shared extractors."""
+    method, architecture = programs.method, programs.architectures[programs.groups[client]]
     assert isinstance(method, PFedAFM)
-    after, batches = federation.store.state(client), _batches(federation, client, round_index)
-    trained = own_extractor(federation, client, round_index, after["header"], old)
+    batches = _batches(programs, client, round_index)
+    trained = own_extractor(programs, client, round_index, after["header"], old)
 
     def model(state: Tree, shared: Tree) -> Tree:
         parts = {part: state[part] for part in ("local_extractor", "header", "mix")}
@@ -165,7 +167,7 @@ def visit(federation: Federation, client: int, round_index: int, before: Tree, o
         return at, jax.device_get(_at(method, architecture, at, batches))
 
     start = look(model(before, old))
-    rate, gradient = np.float32(federation.config.rate), start[1].gradient
+    rate, gradient = np.float32(programs.config.rate), start[1].gradient
     found = {
         "start": start,
         "step": look(jax.tree.map(lambda p, g: p - rate * g, start[0], gradient)),
@@ -175,10 +177,10 @@ def visit(federation: Federation, client: int, round_index: int, before: Tree, o
     }
     ends = {name: (params, measured.gradient) for name, (params, measured) in found.items()}
     zero = jax.tree.map(np.zeros_like, gradient)
-    steps = -(-int(federation.num_train[client]) // method.how.batch_size)
+    steps = -(-int(programs.num_train[client]) // method.how.batch_size)
     return {
         "client": client,
-        "steps": federation.config.local_epochs * steps,
+        "steps": programs.config.local_epochs * steps,
         "loss": {name: float(measured.loss) for name, (_, measured) in found.items()},
         "squared_gradient": {name: squared_distance(g, zero) for name, (_, g) in ends.items()},
         "variance": float(start[1].variance),
@@ -221,13 +223,13 @@ def study(
     if own.training != "iterative" or own.mix_relay or own.leak_momentum:
         raise bad("pfedafm", own, "iterative training without mix_relay and leak_momentum")
     experiment = Experiment(config, data_dir=data_dir, log=log)
-    federation, rounds, running = experiment.federation, [], experiment.rounds()
+    programs, rounds, running = experiment.programs, [], experiment.rounds()
     for number in range(1, config.rounds + 1):
-        old = jax.device_get(federation.server["shared_extractor"])
-        before = {c: federation.store.state(c) for c in _drawn(config, number)[:CLIENTS]}
+        old = jax.device_get(experiment.state.server["shared_extractor"])
+        before = {c: experiment.state.store.state(c) for c in _drawn(config, number)[:CLIENTS]}
         record = next(running)
-        new = jax.device_get(federation.server["shared_extractor"])
-        visits = [visit(federation, c, number, state, old, new) for c, state in before.items()]
+        new, store = jax.device_get(experiment.state.server["shared_extractor"]), experiment.state.store
+        visits = [visit(programs, c, number, one, store.state(c), old, new) for c, one in before.items()]
         finite = [each for each in visits if _finite(each)]
         rounds.append({"round": number, "accuracy": record.mean_accuracy, "visits": finite})
         if number % max(1, config.rounds // 10) == 0 or number == config.rounds:

@@ -2,7 +2,7 @@
 
 from pfedafm_jax.config import Config, paper_scale, updated, with_preset
 from pfedafm_jax.data import Dataset, Partition, dataset_from_arrays, load_dataset, make_partition
-from pfedafm_jax.engine import Devices, Federation, setup_devices
+from pfedafm_jax.engine import Devices, setup_devices
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment, load_data, split
 from pfedafm_jax.methods import method_names, register_method
@@ -18,7 +18,6 @@ __all__ = [
     "Dataset",
     "Devices",
     "Experiment",
-    "Federation",
     "Partition",
     "PfedafmError",
     "Record",

@@ -1,25 +1,29 @@
-"""Checkpoints of a run, written by Orbax in the background while the next rounds go on.
+"""Checkpoints of a run's `State`, written by Orbax in the background while the next rounds go on.
 
-    round-000010/        clients written to since the checkpoint before; server, records and per-client numbers
+    round-000010/        clients, by blocks; server, records and per-client numbers
     round-000010.json    the manifest, written last: the folders whose clients make up this checkpoint, and size and
                          sha256 of every file
 
-A checkpoint is the clients of all folders that its manifest names, later ones over earlier ones, so that a save costs
-what the changed clients cost, however many there are. Once more than half of the rows on disk are outdated, a save takes
-along clients of the emptiest folders (at most as many as have changed), until nobody needs these folders.
-The last two checkpoints and the best one are kept. Nothing in them depends on the number of devices or processes: where
-several processes run together, Orbax has each write its own clients into the folder, which all of them must see, and
-rounds wait for it.
+A save holds the clients that were written to since the save before, and its checkpoint is the clients of a chain of folders,
+later ones over earlier ones. Once the chain has grown to twice its first folder, the next save holds all clients and
+starts another chain: a client is written about twice as often as it changes, however many there are.
+The last two checkpoints and the best one are kept, and the first of the chain before, which shares no file with the latest:
+no single damaged file makes all of them unusable.
+Nothing in them depends on the number of devices or processes: where several processes run together, Orbax has each write
+its own clients into the folder, which all of them must see, and rounds wait for it.
 """
 
+import contextlib
+import glob
 import hashlib
 import json
 import logging
 import os
 import re
 import shutil
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,26 +32,35 @@ import jax
 import numpy as np
 
 from pfedafm_jax.data.atomic import write_atomically
-from pfedafm_jax.engine import ClientStore, Hosts
-from pfedafm_jax.engine.hosts import lost_process
+from pfedafm_jax.engine import Processes, State
+from pfedafm_jax.engine.processes import lost_process
 from pfedafm_jax.errors import START_OVER, PfedafmError, disk_is_full, storage_error
 
 Tree = Any
 Leaves = dict[str, np.ndarray]  # by their path, `header.kernel`
 Manifest = dict[str, Any]
 
-FORMAT = 1
+FORMAT = 2
+BLOCK_BYTES = 2**30  # clients are copied and written in blocks of this size
 MAX_MANIFEST_BYTES = 256 * 2**20
 _NAME = re.compile(r"round-(\d{6,8})(\.json)?")
 
 
 class Saved(NamedTuple):
-    """What a checkpoint held besides clients, which are back in their store."""
+    """What a checkpoint held."""
 
     round: int
-    server: Leaves
+    state: State
     arrays: Leaves
     details: dict[str, Any]
+
+
+class Chain(NamedTuple):
+    """The folders that the next save may build on."""
+
+    parts: tuple[int, ...] = ()  # their rounds, the one with all clients first
+    first: int = 0  # clients in that one
+    later: int = 0  # clients in the others, counted as often as they were written
 
 
 class Checkpoints:
@@ -61,15 +74,14 @@ class Checkpoints:
         folder: str | Path,
         identity: dict[str, Any] | None = None,
         log: Callable[[str], None] = lambda line: None,
-        hosts: Hosts | None = None,
+        processes: Processes | None = None,
     ):
-        self._hosts = hosts if hosts and hosts.count > 1 else None
-        self._process, self._processes = (hosts.index, hosts.count) if hosts else (0, 1)
+        self._processes = processes if processes and processes.count > 1 else None
+        self._index, self._count = (processes.index, processes.count) if processes else (0, 1)
         self.folder, self.identity, self.log = Path(folder).absolute(), identity or {}, log
         self.seconds = self.background_seconds = 0.0
+        self.chain = Chain()
         self._versions: dict[int, Manifest] = {}
-        self._holder = np.zeros(0, np.int64)  # for each client the folder that holds its newest state; 0: none
-        self._rows: dict[int, int] = {}  # folder → clients in it
         self._last = 0  # the round saved or loaded last
         self._pending: Future | None = None
         self._undo: Callable[[], None] = lambda: None
@@ -87,51 +99,59 @@ class Checkpoints:
                 continue
         return found
 
-    def load(self, store: ClientStore, home: np.ndarray | None = None) -> Saved | None:
-        """The newest checkpoint whose files are all as they were written, its clients put into `store`; None: none yet.
+    def load(self, state: State) -> Saved | None:
+        """The newest checkpoint whose files are all as they were written; damaged ones are named and skipped.
 
-        Damaged ones are named and skipped. With several processes `home[client]` becomes the one that keeps a client.
+        Args:
+            state: one that has run no round; the store of it is filled.
+
+        Returns:
+            What was saved, with a state as the run had it; None where there is no checkpoint yet.
         """
-        self._holder = np.zeros(len(store.groups), np.int64)
         rounds = self._rounds()
         for number in rounds:
             try:
                 manifest = read_manifest(self._manifest_path(number))
-                self._verify(manifest)
+                self.verify(manifest)
             except (OSError, ValueError) as error:
                 self.log(f"warning: checkpoint {self.folder.name}/{_name(number)} is skipped: {error}")
                 continue
             self._versions = {n: m for n, m in self.manifests().items() if n <= number}
             self._last = number
-            return self._read(manifest, store, home)
+            return self._read(manifest, state)
         if rounds:
             raise PfedafmError(f"no checkpoint in {self.folder} can be used, all are damaged; {START_OVER}")
         return None
 
-    def _read(self, manifest: Manifest, store: ClientStore, home: np.ndarray | None) -> Saved:
-        folder = self.folder / _name(manifest["round"])
-        run = _orbax_read(folder / "run")
+    def _read(self, manifest: Manifest, state: State) -> Saved:
+        run, store, home = read_tree(self.folder / _name(manifest["round"]) / "run"), state.store, state.home.copy()
         kept = run["arrays"].pop("home", None)
-        if kept is None or manifest["processes"] != self._processes:
-            kept = np.arange(len(store.groups)) % self._processes
+        if kept is None or manifest["processes"] != self._count:
+            kept = np.arange(len(store.groups)) % self._count
+        sizes = []
         for part in manifest["parts"]:
-            self._rows[part] = 0
-            for group, rows in sorted(_orbax_read(self.folder / _name(part) / "clients").items()):
-                clients = rows["clients"].reshape(-1)  # -1 fills the rows of a process with fewer clients than another
-                states = {name: leaf.reshape(len(clients), *leaf.shape[rows["clients"].ndim :]) for name, leaf in
-                          rows["states"].items()}  # fmt: skip
-                mine = np.where((clients >= 0) & (kept[clients] == self._process), clients, -1)
-                store.write(int(group), mine, fitted(store.start(int(group)), states, len(clients)))
+            sizes.append(0)
+            for group, rows in read_clients(self.folder / _name(part)):
+                clients = rows["clients"].reshape(-1)  # -1 fills the rows of a process with fewer than another
+                front = rows["clients"].ndim
+                states = {name: leaf.reshape(-1, *leaf.shape[front:]) for name, leaf in rows["states"].items()}
+                mine = np.where((clients >= 0) & (kept[clients] == self._index), clients, -1)
+                store.write(group, mine, fitted(store.start(group), states, len(clients)))
                 clients = clients[clients >= 0]
-                self._holder[clients] = part
-                self._rows[part] += len(clients)
-                if home is not None and self._hosts:
+                sizes[-1] += len(clients)
+                if self._processes:
                     home[clients] = kept[clients]
         store.changed[:] = False
+        self.chain = Chain(tuple(manifest["parts"]), sizes[0] if sizes else 0, sum(sizes[1:]))
+        server = fitted(jax.device_get(state.server), run.get("server", {}))
+        server = jax.tree.map(
+            lambda new, old: jax.device_put(new, getattr(old, "sharding", None)), server, state.server
+        )
         details = json.loads(run["details"].tobytes())
-        return Saved(manifest["round"], run.get("server", {}), run["arrays"], details)
+        return Saved(manifest["round"], State(server, store, home), run["arrays"], details)
 
-    def _verify(self, manifest: Manifest) -> None:
+    def verify(self, manifest: Manifest) -> None:
+        """`ValueError` where a file of this manifest is not as it was written."""
         for name, (size, digest) in manifest["files"].items():
             path = self.folder / name
             if not path.is_file():
@@ -149,87 +169,82 @@ class Checkpoints:
     # ------------------------------------------------------------------------------------------ writing
 
     def save(
-        self,
-        number: int,
-        store: ClientStore,
-        server: Tree,
-        arrays: Leaves,
-        details: dict[str, Any],
-        score: float | None = None,
-        home: np.ndarray | None = None,
+        self, number: int, state: State, arrays: Leaves, details: dict[str, Any], score: float | None = None
     ) -> None:
-        """Saves round `number` in the background, after copying what has changed; the highest `score` is the best.
+        """Saves the state after round `number` in the background, after copying what has changed.
 
-        With several processes `home[client]` is the one that keeps a client; `store.changed` is the same in all of them.
+        Args:
+            arrays, details: what else `load` gives back, as arrays and as JSON.
+            score: the highest of a run is that of its best checkpoint.
         """
         self.wait()
         if number <= self._last:
             return
-        start = time.perf_counter()
-        if len(self._holder) != len(store.groups):
-            self._holder = np.zeros(len(store.groups), np.int64)
-        changed = np.flatnonzero(store.changed)
-        clients = np.union1d(changed, self._taken_along(changed))
-        tree = {}
-        for group in np.unique(store.groups[clients]):
-            members = clients[store.groups[clients] == group]
-            if self._hosts and home is not None:
-                members = self._hosts.own_rows(members, home[members])
-            states = _filled(_by_path(store.read(int(group), members)))
-            tree[str(group)] = {"clients": members, "states": states}
-            if self._hosts:
-                tree[str(group)] = jax.tree.map(self._hosts.joined, tree[str(group)])
-        before, rows, last = self._holder[clients], dict(self._rows), self._last
+        start, store, before = time.perf_counter(), state.store, (self.chain, self._last)
+        clients = np.flatnonzero(store.changed)
+        if self.chain.later + len(clients) >= self.chain.first:
+            clients = np.flatnonzero(state.home >= 0 if self._processes else store.visited)
+            self.chain = Chain((number,), first=len(clients))
+        else:
+            self.chain = Chain((*self.chain.parts, number), self.chain.first, self.chain.later + len(clients))
+        changed = store.changed.copy()
 
         def undo() -> None:
-            self._holder[clients], self._rows, self._last = before, rows, last
-            store.changed[clients] = True
+            self.chain, self._last = before
+            store.changed[:] |= changed
 
         self._undo, self._last = undo, number
-        self._holder[clients], store.changed[:] = number, False
-        self._rows[number] = len(clients)
-        parts = [int(part) for part in np.unique(self._holder) if part > 0]
-        self._rows = {part: self._rows[part] for part in parts}
+        store.changed[:] = False
         run: dict[str, Tree] = {
-            "server": _filled(named(server)),
+            "server": _filled(named(jax.device_get(state.server))),
             "arrays": {"round": np.array(number), **_filled(arrays)},
+            "details": np.frombuffer(json.dumps(details).encode(), np.uint8),
         }
-        if home is not None and self._hosts:
-            run["arrays"]["home"] = np.array(home)
-        manifest = {"format": FORMAT, "round": number, "score": score, "parts": parts, **self.identity}
-        manifest["processes"] = self._processes
-        run["details"] = np.frombuffer(json.dumps(details).encode(), np.uint8)
-        self._pending = self._pool.submit(self._write, manifest, tree, run)
-        if self._hosts:  # Orbax lets the processes meet as rounds do, and the two kinds of meeting must not overlap
+        if self._processes:
+            run["arrays"]["home"] = np.array(state.home)
+        manifest = {"format": FORMAT, "round": number, "score": score, "parts": list(self.chain.parts), **self.identity}
+        manifest["processes"] = self._count
+        blocks, num_bytes = self._blocks(clients, state), int(store.row_bytes[store.groups[clients]].sum())
+        if num_bytes <= BLOCK_BYTES:
+            blocks = list(blocks)
+        self._pending = self._pool.submit(self._write, manifest, blocks, run, num_bytes)
+        # Too much to be copied is read while it is written; and where several processes save, Orbax lets them meet as
+        # rounds do, and the two kinds of meeting must not overlap.
+        if num_bytes > BLOCK_BYTES or self._processes:
             self.wait()
-            return
-        self.seconds += time.perf_counter() - start
+        else:
+            self.seconds += time.perf_counter() - start
 
-    def _taken_along(self, changed: np.ndarray) -> np.ndarray:
-        """Unchanged clients to be written again so that their folders can go; none while half of all rows is current."""
-        holder = self._holder.copy()
-        holder[changed] = 0
-        parts, live = np.unique(holder[holder > 0], return_counts=True)
-        rows = np.array([self._rows[part] for part in parts], np.int64)
-        if rows.sum() <= 2 * live.sum() + len(changed):
-            return np.zeros(0, np.int64)
-        emptiest = parts[np.argsort(live / rows, kind="stable")]
-        return np.concatenate([np.flatnonzero(holder == part) for part in emptiest])[: len(changed)]
+    def _blocks(self, clients: np.ndarray, state: State) -> Iterator[Tree]:
+        """Clients and their states by group, for so many clients at a time as fit into a block."""
+        store = state.store
+        most = max(1, BLOCK_BYTES // int(store.row_bytes.max()))
+        for first in range(0, len(clients), most):
+            tree, block = {}, clients[first : first + most]
+            for group in np.unique(store.groups[block]):
+                members = block[store.groups[block] == group]
+                if self._processes:
+                    members = self._processes.own_rows(members, state.home[members])
+                rows = {"clients": members, "states": _filled(_by_path(store.read(int(group), members)))}
+                tree[str(group)] = jax.tree.map(self._processes.joined, rows) if self._processes else rows
+            yield tree
 
-    def _write(self, manifest: Manifest, clients: Tree, run: Tree) -> None:
+    def _write(self, manifest: Manifest, blocks: Iterable[Tree], run: Tree, num_bytes: int) -> None:
         start, number = time.perf_counter(), manifest["round"]
         folder = self.folder / _name(number)
         self.folder.mkdir(parents=True, exist_ok=True)
-        if self._process == 0:
+        if self._index == 0:
             self._manifest_path(number).unlink(missing_ok=True)
             _remove(folder)  # what a save that was cut off, or a damaged checkpoint, left
         try:
-            _reserve(self.folder, sum(leaf.nbytes for leaf in jax.tree.leaves((clients, run))))
-            _orbax_write(folder, {"clients": clients, "run": run})
-            if self._process > 0:
+            _reserve(self.folder, num_bytes + sum(leaf.nbytes for leaf in jax.tree.leaves(run)))
+            for block, tree in enumerate(blocks):
+                write_tree(folder / "clients" / str(block), tree)
+            write_tree(folder / "run", run)
+            if self._index > 0:
                 return
             files = {}
-            for version in self._versions.values():  # clients of earlier folders, as it was when these were written
+            for version in self._versions.values():  # clients of earlier folders, as they were when these were written
                 for name, entry in version["files"].items():
                     if "/clients/" in name and _part_of(name) in manifest["parts"]:
                         files[name] = entry
@@ -245,10 +260,13 @@ class Checkpoints:
         self.background_seconds += time.perf_counter() - start
 
     def _prune(self, latest: int) -> None:
-        """Keeps the latest checkpoints, the best one, and the folders that they need."""
+        """Keeps the latest checkpoints, the best one, one that shares nothing with the last, and what they need."""
+        numbers = sorted(self._versions)
         scores = {n: m["score"] for n, m in self._versions.items() if m["score"] is not None}
         best = [min(scores, key=lambda n: (-scores[n], n))] if scores else []
-        kept = {*sorted(self._versions)[-latest:], *best}
+        whole = [n for n in numbers if self._versions[n]["parts"] == [n]]
+        apart = [n for n in whole if n < self._versions[numbers[-1]]["parts"][0]][-1:] if numbers else []
+        kept = {*numbers[-latest:], *best, *apart}
         self._versions = {n: m for n, m in self._versions.items() if n in kept}
         self.clean(max(kept, default=0))
 
@@ -257,7 +275,7 @@ class Checkpoints:
 
         `last`: only what is not newer, since other processes may be at the next one already.
         """
-        if self._process > 0:
+        if self._index > 0:
             return
         for number in self._rounds():
             if number not in self._versions:
@@ -283,7 +301,7 @@ class Checkpoints:
             pending.result()
         except Exception as error:
             self._undo()
-            if self._hosts and (lost := lost_process(error)):
+            if self._processes and (lost := lost_process(error)):
                 raise lost from None
             raise storage_error(f"a checkpoint in {self.folder}", self.folder, error) from error
         finally:
@@ -296,7 +314,7 @@ class Checkpoints:
 
     def close(self) -> None:
         """Lets a save that is under way end; whether it succeeds no longer matters to anybody."""
-        self._pool.shutdown(wait=self._hosts is None)  # where another process is gone it would never end
+        self._pool.shutdown(wait=self._processes is None)  # where another process is gone it would never end
 
     def clear(self) -> None:
         """Removes all checkpoints."""
@@ -319,11 +337,14 @@ def read_manifest(path: Path) -> Manifest:
     try:
         outer = json.loads(path.read_bytes())
         manifest = outer["manifest"]
-        if outer != json.loads(_signed(manifest)) or manifest["format"] != FORMAT:
+        if outer != json.loads(_signed(manifest)):
             raise ValueError
+        version = manifest["format"]
         own = all(_part_of(name) in manifest["parts"] and ".." not in Path(name).parts for name in manifest["files"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"{path.name} is damaged, or of another version") from None
+        raise ValueError(f"{path.name} is damaged") from None
+    if version != FORMAT:
+        raise ValueError(f"{path.name} has format {version}; this version reads format {FORMAT}")
     if not own:
         raise ValueError(f"{path.name} names files that are not its own")
     return manifest
@@ -405,18 +426,36 @@ def _orbax() -> Any:
     return ocp
 
 
-def _orbax_write(folder: Path, trees: dict[str, Tree]) -> None:
+@contextlib.contextmanager
+def _plain(folder: Path) -> Iterator[Path]:
+    """The folder by a path that Orbax does not take for a pattern, as it does with brackets."""
+    if not glob.has_magic(str(folder)):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as place:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        (Path(place) / "link").symlink_to(folder.parent)
+        yield Path(place) / "link" / folder.name
+
+
+def write_tree(folder: Path, tree: Tree) -> None:
+    """Writes a tree of arrays."""
     ocp = _orbax()
-    for name, tree in trees.items():
-        if tree:
-            with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-                checkpointer.save(folder / name, args=ocp.args.StandardSave(tree))
+    with _plain(folder) as path, ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        checkpointer.save(path, args=ocp.args.StandardSave(tree))
 
 
-def _orbax_read(folder: Path) -> Any:
+def read_tree(folder: Path) -> Any:
     """A tree as numpy arrays, however many devices and processes it was written by."""
     ocp = _orbax()
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        found = checkpointer.metadata(folder).item_metadata.tree
+    with _plain(folder) as path, ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        found = checkpointer.metadata(path).item_metadata.tree
         plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), found)
-        return checkpointer.restore(folder, args=ocp.args.PyTreeRestore(restore_args=plain))
+        return checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=plain))
+
+
+def read_clients(folder: Path) -> Iterator[tuple[int, Tree]]:
+    """Groups of clients in a folder: group → `clients` and `states` by path, one row a client."""
+    for block in sorted((folder / "clients").glob("*"), key=lambda path: int(path.name)):
+        for group, rows in sorted(read_tree(block).items()):
+            yield int(group), rows

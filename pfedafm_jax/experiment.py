@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pfedafm_jax import kernels
+from pfedafm_jax import engine, kernels, reference
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition, load_dataset, make_partition
-from pfedafm_jax.engine import Devices, Federation
+from pfedafm_jax.engine import Devices, build
 from pfedafm_jax.records import FORMAT, Record, Summary, mean, summarize, versions
 from pfedafm_jax.results import Run, per_round
 
@@ -69,7 +69,9 @@ class Experiment:
         self.dataset = dataset if dataset is not None else load_data(config, data_dir, log)
         self.partition = partition if partition is not None else split(config, self.dataset)
         self.kernels = kernels.choose(config.kernels, log)  # before anything is traced
-        self.federation = Federation(config, self.dataset, self.partition, devices)
+        self.programs = build(config, self.dataset, self.partition, devices)
+        self._loop = reference if reference.needed(config) else engine
+        self.state = self._loop.start(self.programs)
         self.records: list[Record] = []
         self.evaluations: dict[int, dict[str, np.ndarray]] = {}
         self._visits: list[dict[str, np.ndarray]] = []  # a round: what its participants gave, [K]
@@ -83,14 +85,15 @@ class Experiment:
     @property
     def predictions(self) -> list[str]:
         """Names of what is evaluated, the method's own prediction first."""
-        return self.federation.predictions
+        return self.programs.predictions
 
     # ---------------------------------------------------------------------------- rounds
 
     def compile(self) -> None:
         """Compiles all programs; the first round does it otherwise."""
         start = time.perf_counter()
-        self.federation.compile()
+        if self._loop is engine:
+            self.programs.compile()
         self.compile_seconds += time.perf_counter() - start
 
     def rounds(self, count: int | None = None) -> Iterator[Record]:
@@ -104,9 +107,9 @@ class Experiment:
     def run_round(self, evaluate: bool = False) -> Record:
         """One round; all clients are evaluated every `eval_every` rounds, or if `evaluate`."""
         start, number = time.perf_counter(), self.round + 1
-        result = self.federation.run_round(number)
+        self.state, result = self._loop.run_round(self.programs, self.state, number)
         info = {self._name(name): values for name, values in result.info.items()}
-        finite, costs = info["finite"], self.federation.costs(result.participants)
+        finite, costs = info["finite"], self.programs.costs(result.participants)
         totals = {
             name: int(sum(info[name] if name in info else [getattr(cost, name) for cost in costs]))
             for name in ("floats_up", "floats_down", "flops")
@@ -143,7 +146,7 @@ class Experiment:
 
     def _evaluated(self, record: Record) -> Record:
         """The record with the accuracies of all clients as they are now."""
-        found = self.federation.evaluate()
+        found = self._loop.evaluate(self.programs, self.state)
         scores = {self._name(n): np.asarray(found[n], np.float32) for n in self._accuracies(found)}
         self.evaluations[record.round] = scores
         means = {f"all_clients_{name}": mean(values) for name, values in scores.items()}
@@ -210,11 +213,11 @@ class Experiment:
             "config": self.config.as_dict(),
             "command": command,
             "versions": versions(),
-            "devices": str(self.federation.devices),
+            "devices": str(self.programs.devices),
             "kernels": str(self.kernels),
             "data": {"source": self.dataset.source, "digest": self.dataset.digest},
             "predictions": self.predictions,
-            "architectures": [one.name for one in self.federation.architectures],
+            "architectures": [one.name for one in self.programs.architectures],
         }
 
     def summary(self, **timing: float) -> Summary:
@@ -247,9 +250,9 @@ class Experiment:
         for name in names:
             rows = np.array([scores[name] for scores in self.evaluations.values()], np.float32)
             arrays[f"all_clients/{name}"] = rows.reshape(-1, self.config.num_clients)
-        federation = self.federation
-        sizes = {"num_train": federation.num_train, "num_test": federation.num_test}
-        return arrays | {"architecture": federation.groups, **sizes}
+        programs = self.programs
+        sizes = {"num_train": programs.num_train, "num_test": programs.num_test}
+        return arrays | {"architecture": programs.groups, **sizes}
 
     def per_round(self) -> pd.DataFrame:
         """One row a round: every number of `records`."""
@@ -261,16 +264,16 @@ class Experiment:
         `accuracy` is that of the last evaluation of all clients; `loss` and what else a method
         reports are those of a client's last visit; NaN where there was none.
         """
-        federation, clients = self.federation, np.arange(self.config.num_clients)
+        programs, clients = self.programs, np.arange(self.config.num_clients)
         counts = self.partition.class_counts(self.dataset.labels, self.dataset.num_classes)
         visits = self.visits
         took_part = np.isfinite(visits.get("finite", np.zeros((0, len(clients)))))
         last = self.round - 1 - np.argmax(took_part[::-1], axis=0) if self.round else clients * 0
         columns: dict[str, Any] = {
             "client": clients,
-            "architecture": np.array([a.name for a in federation.architectures])[federation.groups],
-            "num_train": federation.num_train,
-            "num_test": federation.num_test,
+            "architecture": np.array([a.name for a in programs.architectures])[programs.groups],
+            "num_train": programs.num_train,
+            "num_test": programs.num_test,
             "num_classes": (counts > 0).sum(axis=1),
             "visits": took_part.sum(axis=0),
             "last_round": np.where(took_part.any(axis=0), last + 1, 0),

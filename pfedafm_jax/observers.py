@@ -68,14 +68,14 @@ class Observer:
 
 def latest(experiment: Experiment) -> Observation:
     """The round that an experiment has just done."""
-    record, federation = experiment.records[-1], experiment.federation
+    record, store = experiment.records[-1], experiment.state.store
     found = {f"participants/{name}": values for name, values in experiment._visits[-1].items()}
     for name, values in experiment.evaluations.get(record.round, {}).items():
         found[f"all_clients/{name}"] = values
     # With several processes a participant's state may be in another one.
-    if federation.hosts.count == 1 and "mix" in federation.store.start(0):
+    if experiment.programs.processes.count == 1 and "mix" in store.start(0):
         drawn = record.participants
-        found["vectors/mix"] = federation.store.read_parts(("mix",), drawn)["mix"]
+        found["vectors/mix"] = store.read_parts(("mix",), drawn)["mix"]
     return Observation(record, found)
 
 

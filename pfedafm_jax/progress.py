@@ -174,23 +174,23 @@ def in_words(seconds: float) -> str:
 
 def print_plan(experiment: Experiment, name: str = "", run_dir: str | Path | None = None) -> None:
     """What the run will do."""
-    config, federation = experiment.config, experiment.federation
-    method, sizes, chunk = federation.method, federation.num_train, federation.chunk
+    config, programs = experiment.config, experiment.programs
+    method, sizes, chunk = programs.method, programs.num_train, programs.clients_per_step
     if method.one_network:
         shared = f"{architecture_label(method.shared.name)} ({human(method.shared.params)})"
         networks = f"{config.num_clients} × {shared}"
     else:
-        counts = np.bincount(federation.groups, minlength=len(federation.architectures))
+        counts = np.bincount(programs.groups, minlength=len(programs.architectures))
         networks = ", ".join(
             f"{count} × {architecture_label(one.name)} ({human(one.params)})"
-            for count, one in zip(counts, federation.architectures, strict=True)
+            for count, one in zip(counts, programs.architectures, strict=True)
         )
     shares = (
         f"{config.classes_per_client} of {experiment.dataset.num_classes} classes a client"
         if config.partition == "pathological"
         else f"Dirichlet({config.gamma:g})"
     )
-    costs = federation.costs(range(config.num_clients))
+    costs = programs.costs(range(config.num_clients))
     up, down, flops = (
         human(config.num_participants * float(np.mean([getattr(cost, part) for cost in costs])))
         for part in ("floats_up", "floats_down", "flops")
@@ -204,7 +204,7 @@ def print_plan(experiment: Experiment, name: str = "", run_dir: str | Path | Non
         "training": f"{config.rounds} rounds, E = {config.local_epochs}, batch {config.batch_size}, "
         f"learning rate {config.rate:g}",
         "a round": f"{up} floats up, {down} down, {flops}FLOP",
-        "device": f"{federation.devices}, {chunk} client{'s' if chunk > 1 else ''} a step",
+        "device": f"{programs.devices}, {chunk} client{'s' if chunk > 1 else ''} a step",
         "kernels": str(experiment.kernels),
     }
     if run_dir is not None:

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from pfedafm_jax import plots
-from pfedafm_jax.checkpoint import Checkpoints, fitted
+from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.data.atomic import write_atomically
@@ -230,32 +230,32 @@ def train(
         for record in experiment.rounds():
             bar.show(record)
         return []
-    hosts, folder = experiment.federation.hosts, RunFolder(place)
-    observers = observers if hosts.first else ()
-    with folder.lock() if hosts.first else contextlib.nullcontext(), contextlib.ExitStack() as closing:
-        checkpoints = Checkpoints(checkpoint_folder(place), identity(experiment), log, hosts)
+    processes, folder = experiment.programs.processes, RunFolder(place)
+    observers = observers if processes.first else ()
+    with folder.lock() if processes.first else contextlib.nullcontext(), contextlib.ExitStack() as closing:
+        checkpoints = Checkpoints(checkpoint_folder(place), identity(experiment), log, processes)
         try:
-            if standing.state == "again" and hosts.first:
+            if standing.state == "again" and processes.first:
                 checkpoints.clear()
             elif standing.state != "again" and resume(experiment, checkpoints):
                 bar.resume(experiment.records)
-            if hosts.first:
+            if processes.first:
                 folder.start(experiment.about(command), experiment.partition, experiment.records)
             past = observations(experiment.records, experiment.client_arrays()) if observers else []
             for observer in observers:
                 closing.callback(observer.close)
                 observer.start(place, experiment.config.as_dict(), past)
-            hosts.any(False)  # nobody starts before the folder is as it should be
+            processes.any(False)  # nobody starts before the folder is as it should be
             with signals.saved_at_the_end_of_a_round():
                 for record in experiment.rounds():
-                    if hosts.first:
+                    if processes.first:
                         folder.add(record)
                         bar.show(record)
                     for observer in observers:
                         observer.round(latest(experiment))
                     _save_or_stop(experiment, checkpoints, signals)
             checkpoints.finish()
-            if not hosts.first:
+            if not processes.first:
                 return []
             summary = experiment.summary(
                 checkpoint_seconds=round(checkpoints.seconds, 3),
@@ -275,10 +275,10 @@ def train(
 
 def _save_or_stop(experiment: Experiment, checkpoints: Checkpoints, signals: Signals) -> None:
     """After a round: saves it where one is due, and raises `Interrupted` where a signal came."""
-    config, hosts, number = experiment.config, experiment.federation.hosts, experiment.round
+    config, processes, number = experiment.config, experiment.programs.processes, experiment.round
     stopped = signals.received is not None
-    if hosts.count > 1:  # a signal to one process is meant for all
-        stopped = hosts.any(stopped)
+    if processes.count > 1:  # a signal to one process is meant for all
+        stopped = processes.any(stopped)
     every = config.checkpoint_every
     if every and (number % every == 0 or number == config.rounds or stopped):
         save(experiment, checkpoints)
@@ -295,8 +295,8 @@ def _save_or_stop(experiment: Experiment, checkpoints: Checkpoints, signals: Sig
 def _load(experiment: Experiment, standing: Standing, log: Log) -> None:
     """Puts an experiment where a finished run left it: records, clients and server."""
     place = standing.task.folder or Path()
-    hosts = experiment.federation.hosts
-    checkpoints = Checkpoints(checkpoint_folder(place), identity(experiment), log, hosts)
+    processes = experiment.programs.processes
+    checkpoints = Checkpoints(checkpoint_folder(place), identity(experiment), log, processes)
     try:
         loaded = resume(experiment, checkpoints) and experiment.round == experiment.config.rounds
     finally:
@@ -330,9 +330,8 @@ def identity(experiment: Experiment) -> dict[str, Any]:
 def save(experiment: Experiment, checkpoints: Checkpoints) -> None:
     """Saves an experiment as it stands after its last round, in the background."""
     details, arrays = experiment.history()
-    federation, score = experiment.federation, experiment.records[-1].mean_accuracy
-    server = jax.device_get(federation.server)
-    checkpoints.save(experiment.round, federation.store, server, arrays, details, score, federation.home)
+    score = experiment.records[-1].mean_accuracy
+    checkpoints.save(experiment.round, experiment.state, arrays, details, score)
 
 
 def resume(experiment: Experiment, checkpoints: Checkpoints) -> bool:
@@ -344,15 +343,13 @@ def resume(experiment: Experiment, checkpoints: Checkpoints) -> bool:
             if manifest[what] != mine[what]:
                 found.append(f"{what}: sha256 {manifest[what][:16]}… → {mine[what][:16]}…")
         refuse_other_settings(checkpoints.folder, found)
-    federation = experiment.federation
-    saved = checkpoints.load(federation.store, federation.home)
-    if federation.hosts.count > 1:
-        federation.hosts.any(False)  # all have read what they need
+    saved, processes = checkpoints.load(experiment.state), experiment.programs.processes
+    if processes.count > 1:
+        processes.any(False)  # all have read what they need
         checkpoints.clean()  # half-written folders: one of them could be taken for a new one
     if saved is None:
         return False
-    server = fitted(jax.device_get(federation.server), saved.server)
-    federation.server = federation.devices.replicate(server)
+    experiment.state = saved.state
     experiment.resume(saved.details, saved.arrays)
     return True
 
@@ -426,7 +423,7 @@ def run_all(
                 signals=signals,
                 log=log,
             )
-            first = experiment.federation.hosts.first
+            first = experiment.programs.processes.first
             runs.append(read_run(place) if place and first else experiment.result())
             if place and drop_checkpoints and first:
                 Checkpoints(checkpoint_folder(place)).clear()

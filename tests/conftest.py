@@ -12,6 +12,7 @@ from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition, dataset_from_arrays
 from pfedafm_jax.data.sources import default_cache_dir
 from pfedafm_jax.data.synthetic import make_synthetic
+from pfedafm_jax.engine.programs import compiled
 from pfedafm_jax.kernels import conv_pool
 from pfedafm_jax.models import Convolution, linear, register_extractor
 
@@ -54,6 +55,7 @@ def compiled_programs(request):
     thousands of them in one process end in a crash inside XLA."""
     jax.config.update("jax_disable_most_optimizations", request.node.get_closest_marker("optimised") is None)
     yield
+    compiled.cache_clear()
     jax.clear_caches()
     gc.collect()
 

@@ -1,6 +1,5 @@
 """The benchmarks measure the same work for all, in small; and PyTorch's loop computes what the plain loop computes."""
 
-import copy
 import dataclasses
 import importlib.util
 import json
@@ -11,12 +10,13 @@ import jax
 import numpy as np
 import pytest
 
+from pfedafm_jax import reference
 from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.data.synthetic import make_synthetic
-from pfedafm_jax.engine.program import client_key
+from pfedafm_jax.engine import build
+from pfedafm_jax.engine.visit import client_key
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import PFedAFM
-from pfedafm_jax.reference import Reference
 from pfedafm_jax.training import epoch_order
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
@@ -195,12 +195,17 @@ def larger(config) -> common.Work:
 
 
 @pytest.fixture(scope="module")
-def plain(larger) -> tuple[Reference, Reference, dict[str, np.ndarray]]:
-    """The plain loop before and after a round of two clients, and what it reported."""
-    before = Reference(larger.config, larger.dataset, larger.partition)
-    after = copy.copy(before)
-    after.clients, after.server = [dict(client) for client in before.clients], dict(before.server)
-    return before, after, after.run_round(1, [0, 1])
+def plain(larger):
+    """Clients and server before and after a round of two clients in the plain loop, and what it reported."""
+    programs = build(larger.config, larger.dataset, larger.partition)
+    state = reference.start(programs)
+
+    def snapshot(state):
+        return [state.store.state(client) for client in range(3)], jax.device_get(state.server)
+
+    before = snapshot(state)
+    state, result = reference.run_round(programs, state, 1, [0, 1])
+    return before, snapshot(state), result.info, programs.key
 
 
 @needs_torch
@@ -209,17 +214,17 @@ def test_the_torch_loop_computes_what_the_plain_loop_computes(larger, plain, rel
     """One round from the same weights with the same batches; what is in the graph must not change the result."""
     import torch_loop
 
-    before, after, info = plain
+    before, after, info, run_key = plain
 
     def order(number, client, phase, epoch):
-        key = jax.random.fold_in(client_key(before.key, number, client), phase)
+        key = jax.random.fold_in(client_key(run_key, number, client), phase)
         size = len(larger.partition.train[client])
         return np.asarray(epoch_order(jax.random.fold_in(jax.random.fold_in(key, epoch), 2**20), np.int32(size), size))  # pyright: ignore
 
-    def loaded(reference: Reference, client: int) -> torch_loop.TorchLoop:
+    def loaded(weights, client: int) -> torch_loop.TorchLoop:
         loop = torch_loop.TorchLoop(larger, released=released, order=order, threads=1)
-        torch_loop.load_client(loop.starts[0], reference.clients[client])
-        torch_loop.load_extractor(loop.shared, reference.server["shared_extractor"])
+        torch_loop.load_client(loop.starts[0], weights[0][client])
+        torch_loop.load_extractor(loop.shared, weights[1]["shared_extractor"])
         return loop
 
     loop = loaded(before, 0)

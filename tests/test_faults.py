@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pfedafm_jax.checkpoint import Checkpoints, _orbax_read, read_manifest
+from pfedafm_jax.checkpoint import Checkpoints, read_clients, read_manifest, read_tree
 
 ROOT = Path(__file__).parent.parent
 KILLS = 50
@@ -54,13 +54,13 @@ def final_state(folder: Path) -> tuple[dict, dict]:
     """Weights of the last checkpoint, straight from the files: those of each client, and those of the server."""
     checkpoints = folder / "checkpoints"
     manifest = read_manifest(max(checkpoints.glob("round-*.json")))
-    Checkpoints(checkpoints)._verify(manifest)
+    Checkpoints(checkpoints).verify(manifest)
     clients = {}
     for part in manifest["parts"]:
-        for rows in _orbax_read(checkpoints / f"round-{part:06d}" / "clients").values():
+        for _, rows in read_clients(checkpoints / f"round-{part:06d}"):
             for index, client in enumerate(rows["clients"]):
                 clients[int(client)] = {name: leaf[index].tobytes() for name, leaf in rows["states"].items()}
-    server = _orbax_read(checkpoints / f"round-{manifest['round']:06d}" / "run")["server"]
+    server = read_tree(checkpoints / f"round-{manifest['round']:06d}" / "run")["server"]
     return clients, {name: leaf.tobytes() for name, leaf in server.items()}
 
 

@@ -31,16 +31,11 @@ def no_pictures():
 
 @pytest.fixture(scope="module")
 def make(config, dataset, partition):
-    """Experiments of one kind, compiled once."""
+    """Experiments of one kind."""
     settings = replace(config, architectures=("small_b",), rounds=ROUNDS, eval_every=2, checkpoint_every=2)
-    compiled = {}
 
     def made() -> Experiment:
-        experiment = Experiment(settings, dataset, partition)
-        vars(experiment.federation).update(compiled)
-        experiment.compile()
-        compiled.update({name: vars(experiment.federation)[name] for name in ("_programs", "_zeros", "_numbers")})
-        return experiment
+        return Experiment(settings, dataset, partition)
 
     return made
 

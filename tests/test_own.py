@@ -339,7 +339,7 @@ def test_the_guide_runs_as_it_stands(tmp_path, monkeypatch, capsys):
         if block.startswith("# my_"):
             (tmp_path / block.splitlines()[0][2:]).write_text(block)
         exec(compile(block, "docs/extending.md", "exec"), vars(guide))
-    assert guide.experiment.records[-1].round == 2 and guide.experiment.federation.method.settings.strength == 0.01
+    assert guide.experiment.records[-1].round == 2 and guide.experiment.programs.method.settings.strength == 0.01
     text = "\n".join(re.findall(r"```bash\n(.*?)```", DOCS, re.DOTALL)).replace("\\\n", "")
     commands = [shlex.split(line) for line in text.splitlines() if line.startswith("python")]
     assert len(commands) == 4

@@ -59,9 +59,9 @@ def rows(experiment):
 
 
 def weights(experiment):
-    store = experiment.federation.store
+    store = experiment.state.store
     clients = [store.state(client) for client in range(experiment.config.num_clients)]
-    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((clients, experiment.federation.server))]
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((clients, experiment.state.server))]
 
 
 def test_everything_public_is_there():

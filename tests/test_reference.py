@@ -1,4 +1,4 @@
-"""The plain loop itself, by hand, and the engine against it."""
+"""Algorithm 1 by hand, the engine against it, and what the released code does instead."""
 
 import dataclasses
 
@@ -9,100 +9,154 @@ import numpy as np
 import pytest
 from marks import slow_but
 
-from pfedafm_jax.config import Config, updated
+from pfedafm_jax import engine, reference
+from pfedafm_jax.config import Config, updated, with_preset
 from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.data.synthetic import make_synthetic
-from pfedafm_jax.engine import Federation
-from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.reference import Reference, aggregation_shares, clipped, cross_entropy, sgd, weighted_sum
-from pfedafm_jax.reference.mutual import coded
-
-PARTS = ("local_extractor", "header", "mix")
+from pfedafm_jax.engine import build
+from pfedafm_jax.reference import algorithm1
+from pfedafm_jax.reference.algorithm1 import Batch, batches, clipped, cross_entropy, sgd, weighted_mean
+from pfedafm_jax.reference.plain import average, weights
 
 
 def changed(config: Config, **values) -> Config:
-    """`config` with some settings changed; those of pFedAFM's own by their names too."""
+    """`config` with some settings changed; those of pFedAFM by their names too."""
     own = {f.name for f in dataclasses.fields(config.pfedafm)}
     mine = {name: values.pop(name) for name in list(values) if name in own}
     return updated(config, {"pfedafm": mine, **values})
+
+
+def clients(state):
+    return [state.store.state(client) for client in range(len(state.home))]
+
+
+def play(loop, programs, draws, state=None):
+    """(state, results) after rounds of the engine, or of a plain loop."""
+    state, results = state or loop.start(programs), []
+    for t, participants in enumerate(draws):
+        state, result = loop.run_round(programs, state, t, participants)
+        results.append(result)
+    return state, results
 
 
 SETTINGS = {
     "paper": {},
     "end_to_end": {"training": "end_to_end", "aggregation": "uniform"},
     "mix": {"mix_scalar": True, "mix_project": False, "mix_learning_rate": 0.1, "mix_weight_decay": 0.1},
-    "mix_fixed": {"mix_fixed": 0.25, "aggregation": "last", "same_start": False, "momentum": 0.0, "weight_decay": 0.0},
+    "mix_fixed": {"mix_fixed": 0.25, "same_start": False, "momentum": 0.0, "weight_decay": 0.0},
     "clipping": {"clip_norm": 0.05, "initialisation": "flax", "normalisation": "imagenet", "batch_size": 512},
     "several_at_a_time": {"devices": 2, "clients_per_step": 2, "flip": True, "erase": True, "crop": True},
-    "released_code": {
-        "mix_relay": True,
-        "leak_momentum": True,
-        "mix_weight_decay": 1e-3,
-        "aggregation": "last",
-        "mix_learning_rate": 0.1,
-        "flip": True,
-        "erase": True,
-        "crop": True,
-    },
-    "relay_asked_for_two_at_a_time": {"mix_relay": True, "leak_momentum": True, "devices": 2, "clients_per_step": 2},
-    "relay_end_to_end": {"mix_relay": True, "leak_momentum": True, "training": "end_to_end"},
-    "relay_fixed": {"mix_relay": True, "mix_fixed": 0.25},
 }
 
 
-USUAL = ("paper", "end_to_end", "mix", "several_at_a_time", "released_code")
-
-
-@pytest.mark.parametrize("name", slow_but(USUAL, SETTINGS))
-def test_engine_equals_plain_loop(config, dataset, partition, name):
-    settings = SETTINGS[name]
-    config = changed(config, **settings).check()
-    federation, reference = Federation(config, dataset, partition), Reference(config, dataset, partition)
-    for client in range(config.num_clients):  # the same start, bit for bit
-        start, other = federation.store.state(client), reference.clients[client]
-        chex.assert_trees_all_equal({p: start[p] for p in PARTS}, {p: other[p] for p in PARTS})
+@pytest.mark.parametrize("name", slow_but(("paper", "end_to_end", "mix", "several_at_a_time"), SETTINGS))
+def test_engine_equals_algorithm_1(config, dataset, partition, name):
+    programs = build(changed(config, **SETTINGS[name]).check(), dataset, partition)
     # Drawn for three rounds, or chosen so that two come back in another order.
-    draws = [None] * 3 if not settings else [[2, 0, 3], [3, 1, 0]]
-    for index, participants in enumerate(draws):
-        result, plain = federation.run_round(index, participants), reference.run_round(index, participants)
-        assert set(plain) == set(result.info) - {"finite"}
-        assert np.all(result.info["finite"])
-        for name, values in plain.items():
-            chex.assert_trees_all_close(result.info[name], np.float32(values), rtol=2e-4, atol=2e-5)
-        shared = federation.server["shared_extractor"]
-        chex.assert_trees_all_close(shared, reference.server["shared_extractor"], rtol=2e-3, atol=2e-5)
-    for client in range(config.num_clients):
-        state, other = federation.store.state(client), reference.clients[client]
-        chex.assert_trees_all_close({p: state[p] for p in PARTS}, {p: other[p] for p in PARTS}, rtol=2e-3, atol=2e-5)
-    scores, plain = federation.evaluate(), reference.evaluate()
-    assert set(scores) == set(plain)
-    for name, values in plain.items():
-        np.testing.assert_allclose(scores[name], values, rtol=1e-5, err_msg=name)
+    draws = [None] * 3 if name == "paper" else [[2, 0, 3], [3, 1, 0]]
+    (one, ours), (two, theirs) = play(engine, programs, draws), play(algorithm1, programs, draws)
+    for here, there in zip(ours, theirs, strict=True):
+        assert set(here.info) == set(there.info) and np.all(here.info["finite"] & there.info["finite"])
+        chex.assert_trees_all_close(here.info, there.info, rtol=2e-4, atol=2e-5)
+    chex.assert_trees_all_close(jax.device_get(one.server), jax.device_get(two.server), rtol=2e-3, atol=2e-5)
+    chex.assert_trees_all_close(clients(one), clients(two), rtol=2e-3, atol=2e-5)
+    chex.assert_trees_all_close(engine.evaluate(programs, one), reference.evaluate(programs, two), rtol=1e-5)
 
 
 @pytest.mark.optimised
-def test_engine_equals_plain_loop_with_a_network_of_the_paper(config):
+def test_engine_equals_algorithm_1_with_a_network_of_the_paper(config):
     dataset = dataset_from_arrays("large", *make_synthetic(4, 60, seed=1), num_classes=4)
     rows = np.arange(60, dtype=np.int32)
     partition = Partition((rows[:12], rows[12:24]), (rows[24:40], rows[40:56]), (rows[:0],) * 2)
-    config = changed(
-        config, num_clients=2, participation=1.0, architectures=("cnn5",), shared_extractor="cnn5", local_epochs=1
-    )
-    config = dataclasses.replace(config, feature_size=500, learning_rate=0.01)
-    federation, reference = Federation(config, dataset, partition), Reference(config, dataset, partition)
-    result, plain = federation.run_round(0), reference.run_round(0)
+    config = changed(config, num_clients=2, participation=1.0, architectures=("cnn5",), shared_extractor="cnn5")
+    config = dataclasses.replace(config, local_epochs=1, feature_size=500, learning_rate=0.01)
+    programs = build(config, dataset, partition)
+    (one, [ours]), (two, [theirs]) = play(engine, programs, [None]), play(algorithm1, programs, [None])
     for name in ("loss", "shared_loss", "mix_mean"):
-        chex.assert_trees_all_close(result.info[name], np.float32(plain[name]), rtol=1e-4)
-    shared = federation.server["shared_extractor"]
-    chex.assert_trees_all_close(shared, reference.server["shared_extractor"], rtol=1e-3, atol=1e-5)
+        chex.assert_trees_all_close(ours.info[name], theirs.info[name], rtol=1e-4)
+    chex.assert_trees_all_close(jax.device_get(one.server), jax.device_get(two.server), rtol=1e-3, atol=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------- the released code
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, False),
+        ({"aggregation": "uniform"}, False),
+        ({"aggregation": "last"}, True),
+        ({"mix_relay": True}, True),
+        ({"leak_momentum": True}, True),
+        ({"leak_momentum": True, "method": "fml"}, False),
+    ],
+)
+def test_which_settings_need_the_plain_loop(config, settings, expected):
+    assert reference.needed(changed(config, **settings)) == expected
+
+
+def test_the_released_code_needs_the_plain_loop():
+    assert reference.needed(with_preset(Config(), "authors_code"))
+
+
+@pytest.fixture(scope="module")
+def still(config, dataset, partition):
+    """Rates of 0, one epoch: whatever a client starts from is what it leaves."""
+    settings = {"learning_rate": 0.0, "mix_learning_rate": 0.0, "local_epochs": 1, "batch_size": 64}
+    return changed(config, **settings), dataset, partition
+
+
+def relayed(programs, **relay):
+    """A start at which somebody has left this for the next client."""
+    state = reference.start(programs)
+    left = {**state.server["relay"], **programs.devices.replicate(relay)}
+    return state._replace(server={**state.server, "relay": left})
+
+
+def test_a_mix_vector_is_handed_on_but_not_to_a_first_visit(still):
+    config, *data = still
+    programs = build(changed(config, mix_relay=True), *data)
+    state = relayed(programs, mix=np.full(12, 0.25, np.float32))
+    state, _ = play(reference, programs, [[3]], state)
+    np.testing.assert_array_equal(state.store.state(3)["mix"], np.ones(12))  # its first visit
+    np.testing.assert_array_equal(state.server["relay"]["mix"], np.ones(12))
+    state = relayed(programs, mix=np.full(12, 0.25, np.float32))._replace(store=state.store)
+    state, _ = play(reference, programs, [[3]], state)
+    np.testing.assert_array_equal(state.store.state(3)["mix"], np.full(12, 0.25))
+    np.testing.assert_array_equal(state.store.state(4)["mix"], np.ones(12))
+
+
+def test_momentum_leaks_from_client_to_client(still):
+    """One batch: v = 0.9 · (what was left) + gradient, so a left 2 moves the mix by another -0.1 · 0.9 · 2."""
+    config, *data = still
+    leaky = changed(config, leak_momentum=True, mix_learning_rate=0.1, mix_project=False, learning_rate=0.1)
+    programs = build(leaky, *data)
+    shared = jax.device_get(reference.start(programs).server["shared_extractor"])
+    for left in (0.0, 2.0):
+        velocity = {"mix_velocity": np.full(12, left, np.float32)}
+        velocity["shared_velocity"] = jax.tree.map(lambda leaf, left=left: np.full_like(leaf, left), shared)
+        state, _ = play(reference, programs, [[0]], relayed(programs, **velocity))
+        if left == 0:
+            mix, extractor = state.store.state(0)["mix"], jax.device_get(state.server["shared_extractor"])
+    np.testing.assert_allclose(state.store.state(0)["mix"], mix - 0.18, rtol=1e-4, atol=1e-5)
+    expected = jax.tree.map(lambda leaf: leaf - np.float32(0.18), extractor)
+    chex.assert_trees_all_close(jax.device_get(state.server["shared_extractor"]), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_the_last_participant_alone_is_the_average(config, dataset, partition):
+    last = build(dataclasses.replace(config, aggregation="last"), dataset, partition)
+    one, _ = play(reference, last, [[0, 1, 4]])
+    other, _ = play(reference, build(config, dataset, partition), [[4]])
+    chex.assert_trees_all_equal(jax.device_get(one.server), jax.device_get(other.server))
 
 
 # ---------------------------------------------------------------------------------------------- the loop by hand
 
 
 def test_cross_entropy_by_hand():
-    logits = jnp.log(jnp.array([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]]))
-    assert float(cross_entropy(logits, jnp.array([1, 1]))) == pytest.approx((np.log(4) - np.log(0.8)) / 2, rel=1e-6)
+    logits = jnp.log(jnp.array([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [0.9, 0.05, 0.05]]))
+    batch = Batch(logits, jnp.array([1, 1, 0]), jnp.array([1.0, 1.0, 0.0]))  # the third only fills it
+    assert float(cross_entropy(logits, batch)) == pytest.approx((np.log(4) - np.log(0.8)) / 2, rel=1e-6)
 
 
 def test_sgd_and_clipping_by_hand():
@@ -116,40 +170,26 @@ def test_sgd_and_clipping_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("aggregation", "shares"), [("samples", [0.1, 0.3, 0.6]), ("uniform", [1 / 3] * 3), ("last", [0, 0, 1])]
+    ("aggregation", "expected"), [("samples", [21, 5, 29]), ("uniform", [1, 1, 1]), ("last", [0, 0, 1])]
 )
-def test_shares_of_the_average(aggregation, shares):
-    config = dataclasses.replace(Config(), aggregation=aggregation)
-    assert aggregation_shares(config, [10, 30, 60]) == pytest.approx(shares)
+def test_weights_of_the_average(config, dataset, partition, aggregation, expected):
+    programs = build(dataclasses.replace(config, aggregation=aggregation), dataset, partition)
+    assert weights(programs, [0, 3, 2]) == expected
 
 
-def test_weighted_sum_by_hand():
+def test_means_by_hand():
     trees = [{"a": jnp.array([1.0, 2.0])}, {"a": jnp.array([3.0, 6.0])}]
-    assert weighted_sum([0.25, 0.75], trees)["a"].tolist() == [2.5, 5.0]
-
-
-def test_coding_by_hand():
-    # Squared singular values 9, 4, 1 of 14: one holds 64.3 %, two hold 92.9 %.
-    matrix = np.zeros((20, 30), np.float32)
-    matrix[[0, 1, 2], [5, 3, 9]] = 3, 2, 1
-    for energy, rank in [(0.64, 1), (0.9, 2), (0.95, 3)]:
-        decoded, floats = coded(matrix, energy)
-        assert floats == rank * 51
-        np.testing.assert_allclose(decoded, np.where(matrix >= 4 - rank, matrix, 0), atol=1e-6)
-    everything = np.eye(10, 12, dtype=np.float32)  # needs every rank: sent as it is, and never as nothing
-    decoded, floats = coded(everything, 0.98)
-    assert floats == 120
-    np.testing.assert_array_equal(decoded, everything)
+    assert weighted_mean(list(zip([1.0, 3.0], trees, strict=True)), None)["a"].tolist() == [2.5, 5.0]
+    assert weighted_mean([], trees[0]) is trees[0]
+    rows = [({"t": np.array([[2.0], [9.0]])}, {"t": np.array([1.0, 0.0])}), ({"t": np.array([[6.0], [9.0]])},
+            {"t": np.array([3.0, 0.0])})]  # fmt: skip
+    np.testing.assert_array_equal(average("t", np.array([[0.0], [7.0]]), rows), [[5.0], [7.0]])
 
 
 def test_batches_cover_each_epoch_once_and_end_short(config, dataset, partition):
-    batches = list(Reference(config, dataset, partition).batches(partition.train[0], jax.random.key(0)))
-    assert [len(labels) for _, labels in batches] == [8, 8, 5, 8, 8, 5]
-    for epoch in (batches[:3], batches[3:]):
-        labels = np.concatenate([labels for _, labels in epoch])
+    programs = build(config, dataset, partition)
+    found = list(batches(programs, 0, jax.random.key(0)))
+    assert [len(batch.labels) for batch in found] == [8, 8, 5, 8, 8, 5]
+    for epoch in (found[:3], found[3:]):
+        labels = np.concatenate([batch.labels for batch in epoch])
         assert sorted(labels) == sorted(dataset.labels[partition.train[0]])
-
-
-def test_other_methods_are_refused(config, dataset, partition):
-    with pytest.raises(PfedafmError, match=r"method = 'nothing' .*pfedafm"):
-        Reference(dataclasses.replace(config, method="nothing"), dataset, partition)

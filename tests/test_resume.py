@@ -39,17 +39,10 @@ def settings(config):
 
 @pytest.fixture(scope="module")
 def make(dataset, partition):
-    """Experiments with these settings; programs are compiled once for each, since all of them have the same."""
-    compiled = {}
+    """Experiments with these settings."""
 
     def made(settings) -> Experiment:
-        experiment = Experiment(settings, dataset, partition)
-        key = replace(settings, rounds=1, eval_every=1, checkpoint_every=1, store="memory", seed=0)
-        own = vars(experiment.federation)
-        own |= compiled.get(key, {})
-        experiment.compile()
-        compiled[key] = {name: own[name] for name in ("_programs", "_zeros", "_numbers")}  # what compiling leaves
-        return experiment
+        return Experiment(settings, dataset, partition)
 
     return made
 
@@ -89,9 +82,9 @@ def state(settings, folder, **options):
 
 
 def weights(experiment):
-    store = experiment.federation.store
+    store = experiment.state.store
     clients = [store.state(client) for client in range(experiment.config.num_clients)]
-    return jax.tree.map(np.asarray, (clients, jax.device_get(experiment.federation.server)))
+    return jax.tree.map(np.asarray, (clients, jax.device_get(experiment.state.server)))
 
 
 def rows(folder):
@@ -244,7 +237,6 @@ def test_other_methods_go_on_too(method, make, settings, tmp_path):
     assert_same_run(resumed, tmp_path / "run", whole, tmp_path / "whole")
 
 
-@pytest.mark.slow
 def test_clients_that_hand_on_go_on_too(make, settings, tmp_path):
     released = {"aggregation": "last", "pfedafm": {"mix_relay": True, "leak_momentum": True}}
     own = updated(settings, {**released, "rounds": 3, "checkpoint_every": 1, "same_start": False})
@@ -295,7 +287,8 @@ def test_a_finished_run_keeps_its_last_and_its_best(straight):
     kept = Checkpoints(checkpoint_folder(folder)).manifests()
     saved = [2, 4, 6, 7]
     best = max(saved, key=lambda n: (experiment.records[n - 1].mean_accuracy, -n))
-    assert set(kept) == {7, best}
+    assert {7, best} <= set(kept) and len(kept) <= 3  # and one that shares no file with the last
+    assert not set.intersection(*(set(manifest["files"]) for manifest in kept.values()))
     assert not list(folder.rglob("*.pkl")) and not list(folder.rglob("*tmp*"))
 
 
@@ -337,7 +330,7 @@ def test_another_number_of_devices_may_go_on(make, settings, straight, tmp_path)
 
 def test_updates_that_are_not_finite_are_counted_and_survive_a_restart(make, settings, tmp_path):
     experiment = make(settings)
-    store = experiment.federation.store
+    store = experiment.state.store
     first = draw_participants(settings.seed, 1, settings.num_clients, settings.num_participants)[0]
     group = int(store.groups[first])
     store.write(group, [first], jax.tree.map(lambda leaf: np.full((1, *leaf.shape), np.nan), store.start(group)))

@@ -14,7 +14,7 @@ from paper import fig_theory
 from pfedafm_jax import plots
 from pfedafm_jax.config import updated
 from pfedafm_jax.data.augment import normalise
-from pfedafm_jax.engine import Federation, draw_participants
+from pfedafm_jax.engine import build, draw_participants, run_round, start
 from pfedafm_jax.errors import PfedafmError
 
 CURVATURE = np.array([4.0, 1.0, 0.25], np.float32)
@@ -118,23 +118,24 @@ def test_the_bound_holds_for_plain_sgd_and_is_void_for_too_large_a_step():
 
 
 def test_extractors_trained_again_average_to_the_servers(config, dataset, partition):
-    federation = Federation(config, dataset, partition)
-    old = jax.device_get(federation.server["shared_extractor"])
+    programs = build(config, dataset, partition)
+    state = start(programs)
+    old = jax.device_get(state.server["shared_extractor"])
     drawn = [int(client) for client in draw_participants(config.seed, 1, 6, 3)]
-    before = {client: federation.store.state(client) for client in drawn}
-    federation.run_round(1)
-    new = jax.device_get(federation.server["shared_extractor"])
-    own = [theory.own_extractor(federation, c, 1, federation.store.state(c)["header"], old) for c in drawn]
-    weights = federation.num_train[drawn] / federation.num_train[drawn].sum()
+    before = {client: state.store.state(client) for client in drawn}
+    state, _ = run_round(programs, state, 1)
+    new = jax.device_get(state.server["shared_extractor"])
+    own = [theory.own_extractor(programs, c, 1, state.store.state(c)["header"], old) for c in drawn]
+    weights = programs.num_train[drawn] / programs.num_train[drawn].sum()
     average = jax.tree.map(lambda *leaves: sum(w * leaf for w, leaf in zip(weights, leaves, strict=True)), *own)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), average, new)
 
     client = drawn[0]
-    visit = theory.visit(federation, client, 1, before[client], old, new)
-    architecture = federation.architectures[federation.groups[client]]
-    rows, how = partition.train[client], federation.method.how
+    visit = theory.visit(programs, client, 1, before[client], state.store.state(client), old, new)
+    architecture = programs.architectures[programs.groups[client]]
+    rows, how = partition.train[client], programs.method.how
     images = normalise(jnp.asarray(dataset.images[rows]), how.mean, how.std)
-    scores = federation.method.predict(architecture, before[client], {"shared_extractor": old}, images)["mixed"]
+    scores = programs.method.predict(architecture, before[client], {"shared_extractor": old}, images)["mixed"]
     losses = optax.softmax_cross_entropy_with_integer_labels(scores, jnp.asarray(dataset.labels[rows], jnp.int32))
     assert visit["loss"]["start"] == pytest.approx(float(losses.mean()), rel=1e-4)
     assert visit["variation"] == pytest.approx(theory.squared_distance(own[0], new), rel=1e-3)

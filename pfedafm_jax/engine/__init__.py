@@ -1,18 +1,25 @@
-"""From one client to many: the client store, the schedule, the devices, the round."""
+"""From one client to many: state, programs and rounds; the client store, the schedule, devices and processes."""
 
 from pfedafm_jax.engine.devices import Devices, setup_devices
-from pfedafm_jax.engine.federation import Federation, RoundResult, draw_participants
-from pfedafm_jax.engine.hosts import Hosts, LostProcess, join
+from pfedafm_jax.engine.processes import LostProcess, Processes, join
+from pfedafm_jax.engine.programs import Programs, build
+from pfedafm_jax.engine.round import RoundResult, draw_participants, evaluate, run_round
+from pfedafm_jax.engine.state import State, start
 from pfedafm_jax.engine.store import ClientStore
 
 __all__ = [
     "ClientStore",
     "Devices",
-    "Federation",
-    "Hosts",
     "LostProcess",
+    "Processes",
+    "Programs",
     "RoundResult",
+    "State",
+    "build",
     "draw_participants",
+    "evaluate",
     "join",
+    "run_round",
     "setup_devices",
+    "start",
 ]

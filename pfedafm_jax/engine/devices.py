@@ -42,6 +42,12 @@ class Devices:
         self.devices = available[: count or len(available)]
         self._mesh = Mesh(np.array(self.devices), (AXIS,))
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Devices) and self.devices == other.devices
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.devices))
+
     def __len__(self) -> int:
         return len(self.devices)
 
@@ -65,6 +71,13 @@ class Devices:
     def spread(self, function: Callable, in_axes: tuple, out_axes: Any = 0, donate: tuple[int, ...] = ()) -> Any:
         """`function` on every device: arguments with axis 0 are split over the devices, the others given to all."""
         return jax.pmap(function, AXIS, in_axes=in_axes, out_axes=out_axes, devices=self.devices, donate_argnums=donate)
+
+
+def lowered(spread: Any, *shapes: Tree) -> Any:
+    """A spread function traced for arguments of these shapes, ready to be compiled."""
+    if jax.process_count() > 1:  # JAX then wants arrays
+        shapes = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    return spread.lower(*shapes)
 
 
 def sum_over_devices(tree: Tree) -> Tree:

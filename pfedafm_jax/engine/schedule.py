@@ -9,7 +9,7 @@ import numpy as np
 class Call(NamedTuple):
     """One call of a program: which client is in which slot of which device."""
 
-    group: int | None  # the architecture; None: clients of all architectures
+    group: int  # the architecture; 0 where clients of all architectures go together
     clients: np.ndarray  # int [devices, slots]; -1 is an empty slot
     trips: np.ndarray  # int32 [devices]: how many chunks each device works through
 

@@ -46,10 +46,8 @@ class ClientStore:
         self._starts = [jax.tree.map(np.asarray, start) for start in starts]
         self._start_of = start_of
         sizes = [int(np.sum(self.groups == group)) for group in range(len(starts))]
-        self.nbytes = sum(
-            size * sum(leaf.nbytes for leaf in jax.tree.leaves(start))
-            for size, start in zip(sizes, self._starts, strict=True)
-        )
+        self.row_bytes = np.array([sum(leaf.nbytes for leaf in jax.tree.leaves(start)) for start in self._starts])
+        self.nbytes = int(self.row_bytes @ np.array(sizes))  # of all clients
         self.on_disk = place == "disk" or (place == "auto" and self.nbytes > _memory() // 3)
         if self.on_disk:
             self._folder = tempfile.mkdtemp(dir=folder, prefix="clients-")

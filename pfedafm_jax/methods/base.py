@@ -25,13 +25,9 @@ class Update(NamedTuple):
 
     client: Client  # what it keeps until its next visit (`shared_update` leaves it empty)
     upload: dict[str, Tree]  # parts of the server state, as this client would have them
-    weight: dict[
-        str, jax.Array
-    ]  # for each part its weight in the average: a number, or one for each leading row; a part
-    # without a weight is summed
+    weight: dict[str, jax.Array]  # for each part its weight in the average: a number, or one for each leading row
     info: dict[str, jax.Array]  # numbers for the records; `loss` is always there
     view: Server | None = None  # what the client predicts with right after training, if not the broadcast it received
-    relay: dict[str, Tree] = {}  # sequential methods only: what the next client receives in `server["relay"]`
 
 
 @dataclass(frozen=True)
@@ -67,11 +63,6 @@ class Method:
     def settings(self) -> Any:
         """The method's own settings, a `Settings`."""
         return self.config.of(self.Settings)
-
-    @property
-    def sequential(self) -> bool:
-        """Whether clients of a round must follow each other, each starting from the `relay` that the last one left."""
-        return False
 
     @property
     def shared_parts(self) -> tuple[str, ...]:
@@ -129,7 +120,7 @@ def _spread(weight: jax.Array, leaf: jax.Array) -> jax.Array:
 
 
 def weigh(upload: dict[str, Tree], weight: dict[str, jax.Array]) -> dict[str, Tree]:
-    """Numerators of the average: each part times its weight, or as it is where it has none.
+    """Numerators of the average: each part times its weight.
 
     >>> weigh({"rows": jnp.ones((2, 2))}, {"rows": jnp.array([3.0, 0.0])})["rows"]
     Array([[3., 3.],
@@ -139,11 +130,11 @@ def weigh(upload: dict[str, Tree], weight: dict[str, jax.Array]) -> dict[str, Tr
     def times(share: jax.Array, part: Tree) -> Tree:
         return jax.tree.map(lambda leaf: leaf * _spread(share, leaf), part)
 
-    return {name: times(weight[name], part) if name in weight else part for name, part in upload.items()}
+    return {name: times(weight[name], part) for name, part in upload.items()}
 
 
 def average(server: Server, numerator: dict[str, Tree], weight: dict[str, jax.Array]) -> dict[str, Tree]:
-    """Sums over clients → weighted means (Eq. 11); what nobody sent keeps its old value. Parts without a weight stay sums.
+    """Sums over clients → weighted means (Eq. 11); what nobody sent keeps its old value.
 
     >>> server = {"rows": jnp.array([[7.0], [7.0]])}
     >>> average(server, numerator={"rows": jnp.array([[6.0], [0.0]])}, weight={"rows": jnp.array([3.0, 0.0])})["rows"]
@@ -157,7 +148,5 @@ def average(server: Server, numerator: dict[str, Tree], weight: dict[str, jax.Ar
 
     return {
         name: jax.tree.map(lambda total, old, name=name: mean(name, total, old), part, server[name])
-        if name in weight
-        else part
         for name, part in numerator.items()
     }

@@ -62,10 +62,6 @@ class PFedAFM(Method):
         send_header: bool = False
         """Released code: an untrained header travels with the shared extractor (counted as traffic)."""
 
-    @property
-    def sequential(self) -> bool:
-        return self.settings.mix_relay or self.settings.leak_momentum
-
     def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
         extractor_key, header_key = jax.random.split(key)
         start = 1.0 if self.settings.mix_fixed is None else self.settings.mix_fixed
@@ -73,16 +69,10 @@ class PFedAFM(Method):
             "local_extractor": architecture.init_extractor(extractor_key),
             "header": architecture.init_header(header_key),
             "mix": jnp.full((1 if self.settings.mix_scalar else architecture.feature_size,), start, jnp.float32),
-            **({"visited": jnp.float32(0)} if self.settings.mix_relay else {}),
         }
 
     def init_server(self, key: jax.Array) -> Server:
-        server: Server = {"shared_extractor": self.shared.init_extractor(key)}
-        if self.sequential:
-            mix = jnp.ones((1 if self.settings.mix_scalar else self.shared.feature_size,))
-            shared_state = sgd(self.how).init(server["shared_extractor"])
-            server["relay"] = {"mix": mix, "mix_state": self.mix_optimizer.init(mix), "shared_state": shared_state}
-        return server
+        return {"shared_extractor": self.shared.init_extractor(key)}
 
     @property
     def mix_optimizer(self) -> SGD:
@@ -106,30 +96,23 @@ class PFedAFM(Method):
         data: ClientData,
         weight: jax.Array,
     ) -> Update:
-        key, relay = jax.random.fold_in(key, 1), server.get("relay", {})
-        if self.settings.mix_relay:  # released code: take what the last client left, or its start at the first visit
-            mix = jnp.where(client["visited"] > 0, relay["mix"], client["mix"])
-            client = {**client, "mix": mix, "visited": jnp.ones_like(client["visited"])}
-        mix_state = relay["mix_state"] if self.settings.leak_momentum else None
         train_model = train_end_to_end if self.settings.training == "end_to_end" else train_local_model
-        trained = train_model(self, architecture, key, client, server["shared_extractor"], data, mix_state)
+        key = jax.random.fold_in(key, 1)
+        trained = train_model(self, architecture, key, client, server["shared_extractor"], data)
         client = {**client, **trained.params["model"], "mix": trained.params["mix"]}
         upload = {name: trained.params[name] for name in ("shared_extractor",) if name in trained.params}
         info = {"loss": trained.loss, "mix_mean": jnp.mean(client["mix"])}
-        left = {"mix": client["mix"], "mix_state": trained.optimizer_state["mix"]} if self.sequential else {}
         # Iterative: judged with the extractor it received (the paper). End to end: with the one it has just trained.
         view = {**server, **upload} if upload else None
-        return Update(client, upload, dict.fromkeys(upload, weight), info, view, left)
+        return Update(client, upload, dict.fromkeys(upload, weight), info, view)
 
     def shared_update(
         self, key: jax.Array, client: Client, server: Server, data: ClientData, weight: jax.Array
     ) -> Update:
-        state = server["relay"]["shared_state"] if self.settings.leak_momentum else None
         key = jax.random.fold_in(key, 2)
-        trained = train_shared_extractor(self, key, client["header"], server["shared_extractor"], data, state)
-        left = {"shared_state": trained.optimizer_state} if self.sequential else {}
+        trained = train_shared_extractor(self, key, client["header"], server["shared_extractor"], data)
         upload = {"shared_extractor": trained.params}
-        return Update({}, upload, {"shared_extractor": weight}, {"shared_loss": trained.loss}, relay=left)
+        return Update({}, upload, {"shared_extractor": weight}, {"shared_loss": trained.loss})
 
     def predict(
         self, architecture: Architecture, client: Client, server: Server, images: jax.Array
@@ -164,7 +147,6 @@ def train_local_model(
     client: Client,
     shared_extractor: Tree,
     data: ClientData,
-    mix_state: Tree = None,
 ) -> Trained:
     """Phase 1: freeze the shared extractor; train local extractor, header (`model`) and mix vector together."""
     how = method.how
@@ -180,13 +162,12 @@ def train_local_model(
 
     params = {"model": {part: client[part] for part in ("local_extractor", "header")}, "mix": client["mix"]}
     optimizer = Partitioned({"model": sgd(how), "mix": method.mix_optimizer})
-    state = None if mix_state is None else {**optimizer.init(params), "mix": mix_state}  # pyright: ignore
-    return train(how, key, params, loss, data, optimizer, optimizer_state=state, project=method.project)  # Eq. 6
+    return train(how, key, params, loss, data, optimizer, project=method.project)  # Eq. 6
 
 
 @partial(jax.jit, static_argnames=("method",))
 def train_shared_extractor(
-    method: PFedAFM, key: jax.Array, header: Tree, shared_extractor: Tree, data: ClientData, state: Tree = None
+    method: PFedAFM, key: jax.Array, header: Tree, shared_extractor: Tree, data: ClientData
 ) -> Trained:
     """Phase 2: freeze the client's header; train the shared extractor on top of it (Eqs. 7 to 10)."""
 
@@ -194,7 +175,7 @@ def train_shared_extractor(
         logits = method.shared.classify(lax.stop_gradient(header), method.shared.extract(params, batch.images))
         return cross_entropy(logits, batch.labels, batch.weights)
 
-    return train(method.how, key, shared_extractor, loss, data, sgd(method.how), optimizer_state=state)
+    return train(method.how, key, shared_extractor, loss, data, sgd(method.how))
 
 
 @partial(jax.jit, static_argnames=("method", "architecture"))
@@ -205,7 +186,6 @@ def train_end_to_end(
     client: Client,
     shared_extractor: Tree,
     data: ClientData,
-    mix_state: Tree = None,
 ) -> Trained:
     """The paper's ablation: both extractors, header and mix vector trained at once on the mixed features."""
     how = method.how
@@ -219,5 +199,4 @@ def train_end_to_end(
     model = {part: client[part] for part in ("local_extractor", "header")}
     params = {"model": model, "mix": client["mix"], "shared_extractor": shared_extractor}
     optimizer = Partitioned({"model": sgd(how), "mix": method.mix_optimizer, "shared_extractor": sgd(how)})
-    state = None if mix_state is None else {**optimizer.init(params), "mix": mix_state}  # pyright: ignore
-    return train(how, key, params, loss, data, optimizer, optimizer_state=state, project=method.project)
+    return train(how, key, params, loss, data, optimizer, project=method.project)

@@ -1,34 +1,44 @@
-"""Every method as its paper writes it down: plain loops over rounds, clients, epochs and batches.
+"""Rounds as plain loops over clients, epochs and batches: slow, obvious, and what the engine is tested against.
 
-Slow and obvious: one client after the other, `lax.conv` networks, losses and SGD by hand, the last batch at its true
-size, the average as a sum. The engine is tested against it and timed against it. Parameters, keys and the order of
-samples are those of the engine, so both compute the same numbers up to rounding; no loss, average or coding of the
-engine's methods is used.
+`algorithm1` is the paper's Algorithm 1 written out, with what the released code does instead; `plain` calls the functions
+of any method for one client after the other. `start`, `run_round` and `evaluate` are the engine's, by name and meaning:
+a run whose settings make clients depend on one another, such as `--preset authors_code`, goes through them.
 """
 
-from pfedafm_jax.reference import baselines, mutual, personal, pfedafm  # each enters its methods in ALGORITHMS
-from pfedafm_jax.reference.loop import (
-    ALGORITHMS,
-    Algorithm,
-    Reference,
-    aggregation_shares,
-    clipped,
-    cross_entropy,
-    sgd,
-    weighted_sum,
-)
+from collections.abc import Sequence
 
-__all__ = [
-    "ALGORITHMS",
-    "Algorithm",
-    "Reference",
-    "aggregation_shares",
-    "baselines",
-    "clipped",
-    "cross_entropy",
-    "mutual",
-    "personal",
-    "pfedafm",
-    "sgd",
-    "weighted_sum",
-]
+import numpy as np
+
+from pfedafm_jax.config import Config
+from pfedafm_jax.engine import Programs, RoundResult, State
+from pfedafm_jax.engine.programs import only_in_a_plain_loop
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.reference import algorithm1, plain
+from pfedafm_jax.reference.plain import evaluate
+
+
+def needed(config: Config) -> bool:
+    """Whether a run with these settings must go through the plain loop."""
+    return bool(only_in_a_plain_loop(config))
+
+
+def start(programs: Programs, folder: str | None = None) -> State:
+    """Clients and server before the first round, see `engine.start`."""
+    if programs.processes.count > 1:
+        names = ", ".join(only_in_a_plain_loop(programs.config))
+        raise PfedafmError(
+            f"num_processes = {programs.processes.count} cannot be used with clients that depend on one another ({names}); "
+            "accepted: 1"
+        )
+    return algorithm1.start(programs, folder)
+
+
+def run_round(
+    programs: Programs, state: State, t: int, participants: Sequence[int] | np.ndarray | None = None
+) -> tuple[State, RoundResult]:
+    """One round, see `engine.run_round`: Algorithm 1 for pFedAFM, else the method's own functions."""
+    loop = algorithm1 if programs.config.method == "pfedafm" else plain
+    return loop.run_round(programs, state, t, participants)
+
+
+__all__ = ["algorithm1", "evaluate", "needed", "plain", "run_round", "start"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pfedafm_jax.config import updated
-from pfedafm_jax.engine import Federation
+from pfedafm_jax.engine import build, start
 from pfedafm_jax.methods.base import average, weigh
 from pfedafm_jax.methods.pfedafm import mix_features, train_end_to_end, train_local_model, train_shared_extractor
 from pfedafm_jax.training import ClientData, cross_entropy, sgd, train
@@ -24,14 +24,14 @@ def own(config, **values):
 
 
 class Visit:
-    """One client of a federation, by hand: client 0, 21 images in batches of 8."""
+    """One client by hand: client 0, 21 images in batches of 8."""
 
     def __init__(self, config, dataset, partition, client=0):
-        federation = Federation(config, dataset, partition)
-        self.method, self.how = federation.method, federation.method.how
-        self.architecture = federation.architectures[client % 2]
-        self.client = federation.store.state(client)
-        self.server = jax.device_get(federation.server)
+        programs = build(config, dataset, partition)
+        state = start(programs)
+        self.method, self.how = programs.method, programs.method.how
+        self.architecture = programs.architectures[client % 2]
+        self.client, self.server = state.store.state(client), jax.device_get(state.server)
         self.data = ClientData(
             jnp.asarray(dataset.images),
             jnp.asarray(dataset.labels),

@@ -64,7 +64,7 @@ def _check_meeting(coordinator: str, num_processes: int | None, process_id: int 
         )
 
 
-class Hosts:
+class Processes:
     """The processes of a run as seen from this one."""
 
     def __init__(self, num_devices: int):

@@ -1,0 +1,188 @@
+"""The compiled work of a device: a loop over steps of a few clients each, vectorized inside a step.
+
+A round has up to two stages, `client_update` for the clients of one architecture and, where a method has it,
+`shared_update` for clients of all architectures together; `evaluate` is a third. All of them run through `over_slots`.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pfedafm_jax.evaluate import accuracy
+from pfedafm_jax.methods.base import Method, Server, weigh
+from pfedafm_jax.models import Architecture
+from pfedafm_jax.training import ClientData
+
+Tree = Any
+CLIENT_AXIS = "clients"
+
+
+class Slots(NamedTuple):
+    """Clients on a device, one a row."""
+
+    client: jax.Array  # int32 [slots]: the client's number
+    train: jax.Array  # int32 [slots, longest]: rows of the dataset, see `ClientData`
+    num_train: jax.Array  # int32 [slots]; 0 marks an empty slot
+    test: jax.Array  # int32 [slots, longest test]
+    num_test: jax.Array  # int32 [slots]
+    weight: jax.Array  # float32 [slots]: weight in the average
+
+
+class Common(NamedTuple):
+    """What all clients of a round share."""
+
+    images: jax.Array  # uint8 [all, height, width, channels]
+    labels: jax.Array  # int32 [all]
+    server: Server
+    key: jax.Array  # the run's key, as plain numbers
+    round: jax.Array  # int32
+
+
+class Visit(NamedTuple):
+    """What one client's work in one stage yields."""
+
+    state: Tree  # replaces the client's state; None: it stays
+    upload: dict[str, Tree]  # parts of the server's state, as this client would have them
+    weight: dict[str, jax.Array]  # of each part in the average
+    info: dict[str, jax.Array]  # numbers that are reported
+
+
+class Totals(NamedTuple):
+    """Sums over clients that the average is made of."""
+
+    numerator: dict[str, Tree]  # Σ weight · upload
+    weight: dict[str, jax.Array]  # Σ weight
+
+
+class Worked(NamedTuple):
+    """What a device returns for all its slots."""
+
+    state: Tree  # [slots, …], or None
+    totals: Totals
+    info: dict[str, jax.Array]  # [slots] each, 0 where no step reached
+
+
+def client_key(key: jax.Array, t: jax.Array | int, client: jax.Array | int) -> jax.Array:
+    """The key of a client's visit: by seed, round and client, never by order of execution."""
+    return jax.random.fold_in(jax.random.fold_in(key, t), client)
+
+
+def data_of(common: Common, slot: Slots) -> ClientData:
+    """A client's data, on the device."""
+    return ClientData(common.images, common.labels, slot.train, slot.num_train, slot.test, slot.num_test)
+
+
+def _finite(tree: Tree) -> jax.Array:
+    # 0 · x is 0, or NaN where x is not finite; a sum reads each leaf once and stores nothing, as
+    # `all(isfinite)` would
+    floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.all(jnp.stack([jnp.sum(0.0 * leaf) == 0 for leaf in floats]))
+
+
+def work(method: Method, architecture: Architecture | None, common: Common, state: Tree, slot: Slots) -> Visit:
+    """A participant's local work in one stage; no architecture means the stage that all architectures share.
+
+    An update that is not finite is thrown away: the client keeps its old state and has no part in the average.
+    """
+    data = data_of(common, slot)
+    key = client_key(jax.random.wrap_key_data(common.key), common.round, slot.client)
+    if architecture is None:
+        update = method.shared_update(key, state, common.server, data, slot.weight)
+        update = update._replace(client=state)
+    else:
+        update = method.client_update(key, architecture, state, common.server, data, slot.weight)
+    finite = _finite((update.client, update.upload, update.info))
+
+    def if_finite(new: Tree, old: Tree) -> Tree:
+        return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+
+    kept = if_finite(update.client, state)
+    info = {**update.info, "finite": finite}
+    if update.view is not None:
+        info |= scores(method, architecture, kept, update.view, data)
+    upload, weight = if_finite(
+        (update.upload, update.weight), jax.tree.map(jnp.zeros_like, (update.upload, update.weight))
+    )
+    return Visit(kept, upload, weight, info)
+
+
+def evaluate(method: Method, architecture: Architecture | None, common: Common, state: Tree, slot: Slots) -> Visit:
+    """Accuracy of a client in this state, with the broadcast at hand."""
+    return Visit(None, {}, {}, scores(method, architecture, state, common.server, data_of(common, slot)))
+
+
+def scores(
+    method: Method, architecture: Architecture | None, state: Tree, server: Server, data: ClientData
+) -> dict[str, jax.Array]:
+    """Accuracies of a client's model by name, as they are reported: `accuracy/NAME`."""
+    assert architecture is not None, "the stage that all architectures share has no model of its own"
+    found = accuracy(method.how, lambda images: method.predict(architecture, state, server, images), data)
+    return {f"accuracy/{name}": value for name, value in found.items()}
+
+
+Stage = Callable[[Method, Architecture | None, Common, Tree, Slots], Visit]
+
+
+def over_slots(stage: Stage, method: Method, architecture: Architecture | None, clients_per_step: int) -> Callable:
+    """A stage for all slots of one device.
+
+    Args:
+        stage: `work` or `evaluate`.
+        architecture: that of the clients; None for the stage that all share.
+        clients_per_step: how many clients are vectorized.
+
+    Returns:
+        `(common, totals, states, slots, trips) -> Worked`, with states `[slots, …]`: `trips` steps are made, and what
+        clients send is added to `totals`. States of slots that no step reaches stay as they are.
+    """
+    size = clients_per_step
+    if size > 1:
+        method = replace(method, how=replace(method.how, axis=CLIENT_AXIS))
+
+    def one(common: Common, state: Tree, slot: Slots) -> tuple[Visit, Totals]:
+        visit = stage(method, architecture, common, state, slot)
+        return visit, Totals(weigh(visit.upload, visit.weight), visit.weight)
+
+    @jax.jit  # so that it is traced once, for its shapes and for the loop
+    def some(common: Common, states: Tree, slots: Slots, first: jax.Array) -> tuple[Visit, Totals]:
+        if size == 1:  # no vmap: on CPU a plain product is faster than a batched one
+            row = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, first, keepdims=False), (states, slots))
+            return jax.tree.map(lambda leaf: leaf[None], one(common, *row))
+        rows = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, first, size), (states, slots))
+        return jax.vmap(one, in_axes=(None, 0, 0), axis_name=CLIENT_AXIS)(common, *rows)
+
+    def put(buffer: Tree, rows: Tree, first: jax.Array) -> Tree:
+        return jax.tree.map(lambda b, r: lax.dynamic_update_slice_in_dim(b, r, first, axis=0), buffer, rows)
+
+    def program(common: Common, totals: Totals, states: Tree, slots: Slots, trips: jax.Array) -> Worked:
+        visit, _ = jax.eval_shape(some, common, states, slots, jnp.int32(0))
+        count = slots.num_train.shape[0]
+        info = jax.tree.map(lambda s: jnp.zeros((count, *s.shape[1:]), s.dtype), visit.info)
+        kept = None if visit.state is None else states
+
+        def body(index: jax.Array, carry: Worked) -> Worked:
+            first = lax.convert_element_type(index * size, jnp.int32)  # not weakly typed: `some` is traced once
+            new, rows = some(common, states if carry.state is None else carry.state, slots, first)
+            return Worked(
+                put(carry.state, new.state, first),
+                jax.tree.map(lambda total, row: total + jnp.sum(row, axis=0), carry.totals, rows),
+                put(carry.info, new.info, first),
+            )
+
+        return lax.fori_loop(0, trips, body, Worked(kept, totals, info))
+
+    return program
+
+
+def zero_totals(method: Method, architecture: Architecture | None, common: Common, state: Tree, slot: Slots) -> Totals:
+    """Shapes of a stage's sums, from shapes of one client's state and slot."""
+
+    def totals(*arguments) -> Totals:
+        visit = work(method, architecture, *arguments)
+        return Totals(weigh(visit.upload, visit.weight), visit.weight)
+
+    return jax.eval_shape(totals, common, state, slot)

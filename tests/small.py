@@ -1,0 +1,119 @@
+"""The smallest setting in which all methods have something to do, and rounds of it."""
+
+from functools import cache
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from pfedafm_jax import engine
+from pfedafm_jax.config import Config, updated, with_preset
+from pfedafm_jax.data import Partition, dataset_from_arrays
+from pfedafm_jax.engine import Programs, build
+from pfedafm_jax.methods import find_method
+from pfedafm_jax.methods.base import Method
+from pfedafm_jax.models import describe, register_extractor
+from pfedafm_jax.training import LocalTraining
+
+METHODS = ["pfedafm", "standalone", "lg_fedavg", "fd", "fedproto", "fml", "fedkd", "fedapen", "fedper", "fedrep"]
+# Uneven clients: 2 has a single, partial batch of a single class, and nobody has class 3.
+SIZES, SEEN = (11, 15, 3, 7), ((0, 1), (0, 1, 2), (2,), (1, 2))
+CLASSES, ABSENT, WIDTH = 4, 3, 6
+# Settings under which more happens than by default: strong coding, a weight that moves, unlike halves of a loss.
+OWN = {
+    "fd": {"temperature": 0.5, "gamma": 0.5},
+    "fedproto": {"lambda_mse": 10.0},
+    "fml": {"alpha": 0.3, "beta": 0.8},
+    "fedkd": {"t_start": 0.5, "t_end": 0.8},
+    "fedapen": {"lambda_learning_rate": 0.5, "lambda_epochs": 3, "adaptability_fraction": 0.3},
+    "fedrep": {"head_epochs": 3},
+}
+
+
+class Dense(nn.Module):
+    """Two dense layers: the smallest thing that is an extractor."""
+
+    hidden: int
+    features: int = WIDTH
+
+    @nn.compact
+    def __call__(self, images):
+        hidden = nn.relu(nn.Dense(self.hidden, name="fc1")(images.reshape(images.shape[0], -1)))
+        return nn.relu(nn.Dense(self.features, name="fc2")(hidden))
+
+
+register_extractor("dense_a", Dense(hidden=8))
+register_extractor("dense_b", Dense(hidden=5))
+
+
+def small_config(method: str, preset: str | None = None, **changes) -> Config:
+    """Two architectures, three of four clients a round, batches of 4."""
+    settings = {
+        "method": method,
+        "num_clients": 4,
+        "participation": 0.75,
+        "architectures": ("dense_a", "dense_b"),
+        "shared_extractor": "dense_b",
+        "feature_size": WIDTH,
+        "local_epochs": 2,
+        "batch_size": 4,
+        "rounds": 4,
+        "devices": 1,
+    }
+    own = {method: OWN[method]} if method in OWN else {}
+    config = with_preset(Config(), preset) if preset else updated(Config(), own)
+    return updated(config, {**settings, **changes}).check()
+
+
+@cache
+def small_data():
+    """(dataset, partition): 3x3 images, brighter by class."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(120) % CLASSES
+    images = (rng.integers(0, 60, (120, 3, 3, 1)) + 60 * labels[:, None, None, None]).astype(np.uint8)
+    dataset = dataset_from_arrays("small", images, labels, images[:1], labels[:1], num_classes=CLASSES)
+    rows, train, test = np.arange(120, dtype=np.int32), [], []
+    for size, seen in zip(SIZES, SEEN, strict=True):
+        mine = rows[np.isin(labels[rows], seen)][: size + 5]
+        train.append(mine[:size])
+        test.append(mine[size:])
+        rows = np.setdiff1d(rows, mine)
+    return dataset, Partition(tuple(train), tuple(test), tuple(np.zeros(0, np.int32) for _ in SIZES))
+
+
+@cache
+def small_programs(method: str, clients_per_step: int = 1) -> Programs:
+    """Programs of a method in the small setting."""
+    return build(small_config(method, clients_per_step=clients_per_step), *small_data())
+
+
+def start(programs: Programs):
+    """(clients' states, server) before the first round."""
+    state = engine.start(programs)
+    return [state.store.state(client) for client in range(4)], jax.device_get(state.server)
+
+
+def play(programs: Programs, *rounds, loop=engine):
+    """(clients' states, server, numbers of each round, evaluation) after rounds with these participants."""
+    state, info = loop.start(programs), []
+    for number, participants in enumerate(rounds):
+        state, result = loop.run_round(programs, state, number, participants)
+        info.append(result.info)
+    return [state.store.state(client) for client in range(4)], jax.device_get(state.server), info
+
+
+HOW = LocalTraining(64, 64, 10, 0.01, 0.9, 1e-3, 50.0, mean=(0.5,) * 3, std=(0.25,) * 3)
+
+
+def real(name: str, classes: int, **changes) -> Method:
+    """A method on the paper's networks."""
+    config = updated(Config(), {"method": name, "local_epochs": 10, **changes})
+    return find_method(name)(config, HOW, describe("cnn5", classes))
+
+
+def same(one, other) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+
+
+def assert_close(one, other, **tolerance) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **{"rtol": 1e-4, "atol": 1e-5, **tolerance}), one, other)
