@@ -210,8 +210,8 @@ def without_split(config: Config, dataset: Dataset) -> Work:
     return Work(config, dataset, Partition(nothing, nothing, nothing))
 
 
-def main() -> int:
-    options = parse(sys.argv[1:])
+def main(argv: list[str]) -> int:
+    options = parse(argv)
     base = base_config(options)
     series = series_of(options, base)
     json_file, picture = writable(options.json, "json"), writable(options.plot, "plot")

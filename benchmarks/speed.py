@@ -240,8 +240,8 @@ def draw(results: dict[str, Any], batch_sizes: list[int]) -> Figure:
     return figure
 
 
-def main() -> int:
-    options = parse(sys.argv[1:])
+def main(argv: list[str]) -> int:
+    options = parse(argv)
     batch_sizes = numbers(options.batch_sizes, "batch_sizes")
     config, names = settings(options), chosen(options.without)
     json_file = writable(options.json, "json")

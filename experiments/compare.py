@@ -1,7 +1,6 @@
 """Methods side by side, same split and seeds: `python experiments/compare.py --config NAME --methods all`."""
 
 import argparse
-import sys
 
 from pfedafm_jax import cli, compare
 from pfedafm_jax.methods import method_names
@@ -19,8 +18,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", default="", metavar="0,1,…", help="several seeds give mean and deviation")
 
 
-def main() -> int:
-    config, options = cli.parse(sys.argv[1:], "experiments/compare.py", __doc__ or "", add_options)
+def main(argv: list[str]) -> int:
+    config, options = cli.parse(argv, "experiments/compare.py", __doc__ or "", add_options)
     first = options.start(config.devices)
     base = options.run_dir
     with Signals() as signals:

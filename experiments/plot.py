@@ -1,7 +1,6 @@
 """Runs in one picture: `python experiments/plot.py runs/hetero_cifar10 runs/other`."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from rich.table import Table
@@ -37,8 +36,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return asked
 
 
-def main() -> int:
-    asked = parse(sys.argv[1:])
+def main(argv: list[str]) -> int:
+    asked = parse(argv)
     runs = read_runs(asked.runs)
     for run in runs:
         if not run.records:

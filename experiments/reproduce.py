@@ -2,7 +2,6 @@
 
 import argparse
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -114,8 +113,8 @@ def looked(tasks: Sequence[Task]) -> dict[Path, Standing]:
     return {folder: look(task, longer=True) for folder, task in unique.items()}
 
 
-def main() -> int:
-    asked = parse(sys.argv[1:])
+def main(argv: list[str]) -> int:
+    asked = parse(argv)
     items = list(ITEMS) if "all" in asked.item else list(dict.fromkeys(asked.item))
     for name in items:
         if name not in ITEMS:
@@ -141,7 +140,7 @@ def main() -> int:
                 list(needed.values()),
                 data_dir=asked.data_dir,
                 drop_checkpoints=asked.drop_checkpoints,
-                command=shlex.join(["python", "experiments/reproduce.py", *sys.argv[1:]]),
+                command=shlex.join(["python", "experiments/reproduce.py", *argv]),
                 signals=signals,
             )
         done = dict(zip(needed, runs, strict=True))

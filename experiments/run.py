@@ -1,14 +1,12 @@
 """One run of one method: `python experiments/run.py --config hetero_cifar10`."""
 
-import sys
-
 from pfedafm_jax import cli
 from pfedafm_jax.run import Task, look, run_all
 from pfedafm_jax.signals import Signals
 
 
-def main() -> int:
-    config, options = cli.parse(sys.argv[1:], "experiments/run.py", __doc__ or "")
+def main(argv: list[str]) -> int:
+    config, options = cli.parse(argv, "experiments/run.py", __doc__ or "")
     first = options.start(config.devices)
     standing = look(Task(config, options.run_dir), fresh=options.fresh)
     with Signals() as signals:

@@ -9,7 +9,6 @@ last round. best.toml is the result: run.py --config …/best.toml
 import argparse
 import itertools
 import json
-import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from matplotlib.figure import Figure
 
 from pfedafm_jax import Config, Dataset, Partition, PfedafmError, cli, figures, plots, split, updated
 from pfedafm_jax.config import bad
-from pfedafm_jax.data.atomic import write_atomically
+from pfedafm_jax.files import write_atomically
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.progress import console, print_table
 from pfedafm_jax.records import check_writable
@@ -331,8 +330,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--drop-checkpoints", action="store_true", help="remove those of a run that is finished")
 
 
-def main() -> int:
-    arguments = (sys.argv[1:], "experiments/sweep.py", __doc__ or "", add_options)
+def main(argv: list[str]) -> int:
+    arguments = (argv, "experiments/sweep.py", __doc__ or "", add_options)
     config, options = cli.parse(*arguments)
     sweep = Sweep(config, options)
     options.start(config.devices)

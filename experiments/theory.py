@@ -22,12 +22,12 @@ import numpy as np
 from jax import lax
 
 from pfedafm_jax.config import Config, bad
-from pfedafm_jax.data.atomic import write_atomically
 from pfedafm_jax.data.augment import normalise
 from pfedafm_jax.engine import Programs, draw_participants
 from pfedafm_jax.engine.visit import client_key
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment
+from pfedafm_jax.files import write_atomically
 from pfedafm_jax.methods.pfedafm import PFedAFM, mix_features
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.records import differences

@@ -1,12 +1,13 @@
 """pFedAFM and the methods it is compared with: federated learning with different models, vectorized in JAX."""
 
-from pfedafm_jax.config import Config, paper_scale, updated, with_preset
+from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Dataset, Partition, dataset_from_arrays, load_dataset, make_partition
 from pfedafm_jax.engine import Devices, setup_devices
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment, load_data, split
 from pfedafm_jax.methods import method_names, register_method
 from pfedafm_jax.models import describe, register_extractor
+from pfedafm_jax.presets import paper_scale, with_preset
 from pfedafm_jax.records import Record, Summary
 from pfedafm_jax.results import Run, read_run, read_runs
 from pfedafm_jax.run import compare, run

@@ -31,10 +31,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pfedafm_jax.data.atomic import write_atomically
 from pfedafm_jax.engine import Processes, State
 from pfedafm_jax.engine.processes import lost_process
 from pfedafm_jax.errors import START_OVER, PfedafmError, disk_is_full, storage_error
+from pfedafm_jax.files import write_atomically
 
 Tree = Any
 Leaves = dict[str, np.ndarray]  # by their path, `header.kernel`

@@ -1,4 +1,4 @@
-"""What the commands share: reading settings from the command line, and talking to people in a terminal."""
+"""What the commands share: their options and settings from the command line, and how they end."""
 
 import argparse
 import os
@@ -7,32 +7,22 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from textwrap import fill, shorten
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 from rich.table import Table
 
-from pfedafm_jax.config import (
-    CONFIGS,
-    GROUPS,
-    METHOD_SETTINGS,
-    Config,
-    config_names,
-    paper_scale,
-    updated,
-    with_preset,
-)
+from pfedafm_jax.config import CONFIGS, Config, config_names
 from pfedafm_jax.data.dataset import check_name
 from pfedafm_jax.engine import join, setup_devices
 from pfedafm_jax.errors import Interrupted, PfedafmError
-from pfedafm_jax.models import extractor_names
+from pfedafm_jax.flags import Parser, given, print_help, spelled
 from pfedafm_jax.observers import Observer, TensorBoard, WeightsAndBiases
 from pfedafm_jax.plugins import load_plugin
+from pfedafm_jax.presets import paper_scale, with_preset
 from pfedafm_jax.progress import clean, console
-from pfedafm_jax.settings import Setting, bad, settings_of, suggestion
+from pfedafm_jax.settings import bad
 
 
 @dataclass(frozen=True)
@@ -63,10 +53,13 @@ class Options:
         return found
 
 
-def guarded(main: Callable[[], int | None]) -> NoReturn:
-    """Runs a command: a `PfedafmError` becomes one message and its exit code, an interruption the conventional 130."""
+def guarded(main: Callable[[list[str]], int]) -> NoReturn:
+    """Runs a command with the words behind its name, and ends the process with what it returns.
+
+    A `PfedafmError` becomes one message and its exit code, an interruption the conventional 130.
+    """
     try:
-        sys.exit(main() or 0)
+        sys.exit(main(sys.argv[1:]))
     except Interrupted as stopped:
         _leave(str(stopped), stopped.exit_code)
     except PfedafmError as error:
@@ -84,44 +77,6 @@ def _leave(message: str, code: int) -> NoReturn:
     if jax.distributed.is_initialized():
         os._exit(code)  # the usual way out waits for the other processes, which may be gone
     sys.exit(code)
-
-
-# ---------------------------------------------------------------------------------------------- settings from words
-
-ALIASES = {
-    "lr": "learning-rate", "epochs": "local-epochs", "batch": "batch-size", "bs": "batch-size", "clients": "num-clients",
-    "fraction": "participation", "wd": "weight-decay", "data": "dataset", "model": "architectures",
-    "models": "architectures", "arch": "architectures", "lr-mix": "pfedafm.mix-learning-rate",
-    "mix-lr": "pfedafm.mix-learning-rate", "output": "run-dir", "out": "run-dir", "algorithm": "method",
-}  # fmt: skip
-"""Names that people type → ours."""
-
-IN_SHORT = (
-    "method", "dataset", "partition", "classes_per_client", "gamma", "protocol", "num_clients", "participation",
-    "architectures", "shared_extractor", "rounds", "local_epochs", "batch_size", "learning_rate", "seed",
-    "eval_every", "devices", "store", "checkpoint_every",
-)  # fmt: skip
-"""Settings that `--help` shows; `--help-all` shows all of them."""
-
-
-class Formatter(argparse.HelpFormatter):
-    """As wide as a terminal of 80 columns; a list of names is `A,B` and not `A,B [A,B ...]`."""
-
-    def __init__(self, prog: str):
-        super().__init__(prog, max_help_position=28, width=80)
-
-    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        return str(action.metavar) if action.nargs == "+" else super()._format_args(action, default_metavar)
-
-
-class Parser(argparse.ArgumentParser):
-    """Raises our error, without the usage."""
-
-    def __init__(self, **more: Any):
-        super().__init__(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS, formatter_class=Formatter, **more)
-
-    def error(self, message: str) -> NoReturn:
-        raise PfedafmError(message)
 
 
 def option_parser(program: str, everything: bool = True) -> Parser:
@@ -147,59 +102,6 @@ def option_parser(program: str, everything: bool = True) -> Parser:
     return parser
 
 
-def setting_parser(config: Config, everything: bool = True) -> Parser:
-    """A flag for every setting, in groups, with the values of `config`; those of methods as `--fml.alpha`."""
-    parser = Parser(argument_default=argparse.SUPPRESS)
-
-    def add(group: Any, owner: Any, name: str, setting: Setting, prefix: str = "") -> None:
-        value = getattr(owner, name)
-        shown = ",".join(value) if isinstance(value, tuple) else "none" if value is None else str(value)
-        text = setting.help if everything else shorten(setting.help.split(". ")[0], 51, placeholder=" …")
-        more: dict[str, Any] = {"type": partial(setting.read, prefix=prefix), "metavar": shorten(shown, 20) or "…"}
-        if setting.kind is bool:
-            more = {"action": argparse.BooleanOptionalAction}
-        elif setting.kind is tuple:
-            more = {"nargs": "+", "metavar": shown if everything else "A,B"}
-        hidden = not everything and prefix + name not in IN_SHORT
-        text = argparse.SUPPRESS if hidden else text.replace("%", "%%")
-        flag = "--" + (prefix + name).replace("_", "-").replace(prefix.replace("_", "-"), prefix, 1)
-        group.add_argument(flag, dest=prefix + name, help=text, **more)
-
-    for kind in GROUPS:
-        group = parser.add_argument_group(kind.__name__)
-        for name, setting in settings_of(kind).items():
-            add(group, config, name, setting)
-    for method in METHOD_SETTINGS:
-        group, settings = parser.add_argument_group(f"Method {method}"), getattr(config, method)
-        for name, setting in settings_of(type(settings)).items():
-            add(group, settings, name, setting, f"{method}.")
-    return parser
-
-
-def _spelled(word: str) -> str:
-    """A word with its flag as we spell it: `--learning_rate=1`, `--lr=1` → `--learning-rate=1`."""
-    if not word.startswith("--"):
-        return word
-    flag, equals, value = word[2:].partition("=")
-    method, dot, name = flag.rpartition(".")
-    method, name = method.replace("-", "_"), name.replace("_", "-")
-    name = ALIASES.get(name, name)
-    if dot and name.startswith("no-"):  # --pfedafm.no-mix-project
-        method, name = f"no-{method}", name[3:]
-    return f"--{method}{dot}{name}{equals}{value}"
-
-
-def _print_help(options: Parser, config: Config, program: str, description: str, everything: bool) -> None:
-    settings = setting_parser(config, everything)
-    print(f"usage: {program} [--config NAME] [--SETTING VALUE ...]\n\n{description.strip()}\n")
-    print(options.format_help().strip() + "\n")
-    print(settings.format_help().strip() + "\n")
-    for what, names in (("methods", METHOD_SETTINGS), ("architectures", extractor_names())):
-        print(fill(f"{what}: {', '.join(names)}", 80, subsequent_indent="  "))
-    if not everything:
-        print("--help-all: every setting, and those of each method, such as --fml.alpha 0.3")
-
-
 def parse(
     argv: Sequence[str],
     program: str,
@@ -216,7 +118,7 @@ def parse(
 
     Plugins are loaded first of all, so that settings may name what they register.
     """
-    words = [_spelled(word) for word in argv]
+    words = [spelled(word) for word in argv]
     asks_help = {"--help", "-h", "--help-all"} & set(words)
     options = option_parser(program, "--help-all" in asks_help)
     add_options(options)
@@ -235,9 +137,9 @@ def parse(
     if own.paper is not None:
         config = paper_scale(config, own.paper)
     if asks_help:
-        _print_help(options, config, program, description, "--help-all" in asks_help)
+        print_help(options, config, program, description, "--help-all" in asks_help)
         sys.exit(0)
-    config = _given(config, rest, options).check()
+    config = given(config, rest, options).check()
     check_name(config.dataset)
     name = run_name(named)
     if named in config_names():  # which is not the whole story where the data or the method is another
@@ -247,26 +149,6 @@ def parse(
     run_dir = Path(own.run_dir) if own.run_dir else Path("runs") / name
     command = f"python {shlex.join([program, *argv])}"
     return config, Options(name, run_dir, own.data_dir, own.fresh, command, own)
-
-
-def _given(config: Config, words: list[str], options: Parser) -> Config:
-    """`config` with the settings that these words give."""
-    parser = setting_parser(config)
-    found, unknown = parser.parse_known_args(words)
-    if unknown:
-        flag = unknown[0].partition("=")[0]
-        if not flag.startswith("-"):
-            raise PfedafmError(f"{unknown[0]!r} belongs to no option; settings are given as --SETTING VALUE")
-        flags = [word for one in (parser, options) for word in one._option_string_actions]
-        near = suggestion(flag, flags) or suggestion(flag, [word.rpartition(".")[2] for word in flags])
-        raise PfedafmError(f"unknown option {flag}{near}; --help and --help-all say what there is")
-    values: dict[str, Any] = {}
-    for name, value in vars(found).items():
-        method, _, own = name.rpartition(".")
-        if isinstance(value, list):  # several names, with commas or spaces between them
-            value = tuple(part for word in value for part in word.split(","))
-        (values.setdefault(method, {}) if method else values)[own] = value
-    return updated(config, values)
 
 
 def run_name(config: str) -> str:

@@ -11,7 +11,6 @@ import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
@@ -36,8 +35,7 @@ from pfedafm_jax.settings import (
 if TYPE_CHECKING:
     from pfedafm_jax.data import Dataset
 
-CONFIGS, PRESETS = Path(__file__).parent / "configs", Path(__file__).parent / "presets.toml"
-PAPER_COLUMNS = {10: 1.0, 50: 0.2, 100: 0.1}  # N: C, the three columns of the paper's tables
+CONFIGS = Path(__file__).parent / "configs"
 METHOD_SETTINGS: dict[str, type[MethodSettings]] = {}
 """The `Settings` of every registered method, by the method's name; `register_method` adds to it."""
 
@@ -190,7 +188,7 @@ class Config(Machine, Training, Clients, Data):
         names = config_names()
         if str(name) not in names and not str(name).endswith(".toml"):
             raise bad("config", str(name), f"{known(name, names)}, or a TOML file")
-        return updated(Config(), _read_toml(CONFIGS / f"{name}.toml" if str(name) in names else Path(name)))
+        return updated(Config(), read_toml(CONFIGS / f"{name}.toml" if str(name) in names else Path(name)))
 
     def of(self, kind: type[Own]) -> Own:
         """The settings of one method: `config.of(FML.Settings).alpha`."""
@@ -306,7 +304,8 @@ def updated(config: Config, values: Mapping[str, Any]) -> Config:
     return dataclasses.replace(changed(config, plain), settings=tuple(own.values()))
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings of a file, as they stand there."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # a name or a content that no such file can have
@@ -316,40 +315,3 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def config_names() -> list[str]:
     """The named configurations, files of `pfedafm_jax/configs/`."""
     return sorted(path.stem for path in CONFIGS.glob("*.toml"))
-
-
-@cache
-def presets() -> dict[str, dict[str, Any]]:
-    """Named sets of settings to lay over a configuration."""
-    return _read_toml(PRESETS)
-
-
-def with_preset(config: Config, preset: str) -> Config:
-    """`config` with a named set of settings laid over it.
-
-    >>> with_preset(Config(), "authors_code").aggregation
-    'last'
-    """
-    if preset not in presets():
-        raise bad("preset", preset, known(preset, presets()))
-    new = updated(config, presets()[preset])
-    if preset != "authors_code":
-        return new
-    # The released scripts differ between datasets and between one and several architectures.
-    homogeneous = len(config.architectures) == 1
-    return updated(
-        new,
-        {
-            "normalisation": "imagenet" if config.dataset == "cifar10" else "dataset",
-            "shared_extractor": "cnn1" if homogeneous else "cnn5",
-            "pfedafm": {"mix_learning_rate": 0.1 if homogeneous else 0.01},
-        },
-    )
-
-
-def paper_scale(config: Config, num_clients: int = 100) -> Config:
-    """The paper's own length, T = 500 and E = 10 at a learning rate of 0.01, at one of its three columns of N and C."""
-    if num_clients not in PAPER_COLUMNS:
-        raise bad("paper", num_clients, "10, 50 or 100 clients (with C = 100 %, 20 %, 10 %)")
-    length = {"rounds": 500, "local_epochs": 10, "learning_rate": 0.01}
-    return updated(config, length | {"num_clients": num_clients, "participation": PAPER_COLUMNS[num_clients]})

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pfedafm_jax.data.atomic import write_atomically
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment
+from pfedafm_jax.files import write_atomically
 from pfedafm_jax.records import Record, Summary
 from pfedafm_jax.results import Run
 

@@ -27,8 +27,8 @@ import numpy as np
 
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Partition
-from pfedafm_jax.data.atomic import write_atomically
 from pfedafm_jax.errors import START_OVER, PfedafmError
+from pfedafm_jax.files import write_atomically
 from pfedafm_jax.settings import bad
 
 try:

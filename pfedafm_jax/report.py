@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from pfedafm_jax import plots
 from pfedafm_jax.config import Config, bad
 from pfedafm_jax.data import Dataset, load_dataset
-from pfedafm_jax.data.atomic import write_atomically
 from pfedafm_jax.errors import PfedafmError, storage_error
 from pfedafm_jax.figures import legend_below, rendered
+from pfedafm_jax.files import write_atomically
 from pfedafm_jax.records import NOT_IN_RESULTS, flat
 from pfedafm_jax.results import Run, read_runs
 from pfedafm_jax.tables import COLUMNS, cells, human, over_seeds, percent

@@ -25,10 +25,10 @@ from pfedafm_jax import plots
 from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition
-from pfedafm_jax.data.atomic import write_atomically
 from pfedafm_jax.engine import setup_devices
 from pfedafm_jax.errors import START_OVER, Interrupted, PfedafmError, storage_error
 from pfedafm_jax.experiment import Experiment, load_data, split
+from pfedafm_jax.files import write_atomically
 from pfedafm_jax.methods import chosen_methods, find_method, method_names
 from pfedafm_jax.models import describe
 from pfedafm_jax.observers import Observer, latest, observations, replay

@@ -7,12 +7,13 @@ import jax
 import numpy as np
 
 from pfedafm_jax import engine
-from pfedafm_jax.config import Config, updated, with_preset
+from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.engine import Programs, build
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.methods.base import Method
 from pfedafm_jax.models import describe, register_extractor
+from pfedafm_jax.presets import with_preset
 from pfedafm_jax.training import LocalTraining
 
 METHODS = ["pfedafm", "standalone", "lg_fedavg", "fd", "fedproto", "fml", "fedkd", "fedapen", "fedper", "fedrep"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pfedafm_jax import cli
+from pfedafm_jax import cli, flags
 from pfedafm_jax.config import Config
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.settings import settings_of
@@ -110,12 +110,12 @@ def test_help_fits_two_screens_and_help_all_has_every_setting(capsys):
     assert len(short) <= 48 and max(map(len, short)) <= 80
     assert {"Run:", "Data:", "Clients:", "Training:", "Machine:"} <= set(short)
     assert any(line.split()[:2] == ["--participation", "0.1"] for line in short)
-    assert set(cli.IN_SHORT) <= set(settings_of(Config))
+    assert set(flags.IN_SHORT) <= set(settings_of(Config))
     assert max(len(line) for line in full if "," not in line) <= 80
-    flags = {word.rstrip(",") for line in full for word in line.split()}
+    shown_flags = {word.rstrip(",") for line in full for word in line.split()}
     for name in settings_of(Config):
-        assert "--" + name.replace("_", "-") in flags
-    assert {"--pfedafm.mix-learning-rate", "--no-pfedafm.mix-project", "--fml.learning-rate"} <= flags
+        assert "--" + name.replace("_", "-") in shown_flags
+    assert {"--pfedafm.mix-learning-rate", "--no-pfedafm.mix-project", "--fml.learning-rate"} <= shown_flags
 
 
 @pytest.mark.parametrize(

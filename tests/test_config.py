@@ -9,11 +9,12 @@ from typing import Literal
 import pytest
 from annotated_types import Ge, Gt, Le, Lt
 
-from pfedafm_jax.config import GROUPS, METHOD_SETTINGS, Config, config_names, paper_scale, presets, updated, with_preset
+from pfedafm_jax.config import GROUPS, METHOD_SETTINGS, Config, config_names, updated
 from pfedafm_jax.data import load_dataset
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods.fml import FML
 from pfedafm_jax.methods.pfedafm import PFedAFM
+from pfedafm_jax.presets import paper_scale, presets, with_preset
 from pfedafm_jax.settings import MethodSettings, Rate, Setting, changed, check_settings, settings_of
 
 KINDS = {"": Config, **METHOD_SETTINGS}

@@ -10,10 +10,11 @@ import pytest
 from marks import slow_but
 
 from pfedafm_jax import engine, reference
-from pfedafm_jax.config import Config, updated, with_preset
+from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.engine import build
+from pfedafm_jax.presets import with_preset
 from pfedafm_jax.reference import algorithm1
 from pfedafm_jax.reference.algorithm1 import Batch, batches, clipped, cross_entropy, sgd, weighted_mean
 from pfedafm_jax.reference.plain import average, weights

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +21,8 @@ SMALL = ["--dataset", "synthetic", "--synthetic-samples", "240", "--num-clients"
          "--batch-size", "4", "--devices", "1"]  # fmt: skip
 
 
-def sweep(monkeypatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["sweep.py", *arguments])
-    return grid.main()
+def sweep(*arguments: str) -> int:
+    return grid.main(list(arguments))
 
 
 def score(point, *accuracies, diverged=None):
@@ -69,9 +67,9 @@ def test_a_grid_that_makes_no_sense_is_refused(word):
         (["--halving", "--rounds", "8", "--method", "fedkd"], "off for FedKD"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_written(arguments, said, tmp_path, monkeypatch):
+def test_bad_input_is_refused_before_anything_is_written(arguments, said, tmp_path):
     with pytest.raises(PfedafmError, match=said):
-        sweep(monkeypatch, *SMALL, "--run-dir", str(tmp_path / "sweep"), *arguments)
+        sweep(*SMALL, "--run-dir", str(tmp_path / "sweep"), *arguments)
     assert not list(tmp_path.iterdir())
 
 
@@ -118,11 +116,11 @@ def test_a_configuration_file_gives_back_its_settings(tmp_path):
 # ---------------------------------------------------------------------------------------------- the command
 
 
-def test_the_command_chooses_goes_on_and_leaves_a_configuration(tmp_path, monkeypatch, capsys):
+def test_the_command_chooses_goes_on_and_leaves_a_configuration(tmp_path, capsys):
     folder = tmp_path / "sweep"
     arguments = [*SMALL, "--method", "standalone", "--run-dir", str(folder), "--rounds", "4", "--halving",
                  "--grid", "learning_rate=0.000001,0.1"]  # fmt: skip
-    assert sweep(monkeypatch, *arguments) == 0
+    assert sweep(*arguments) == 0
     content = json.loads((folder / "sweep.json").read_text())
     assert [entry["point"]["learning_rate"] for entry in content] == [0.1, 1e-6]
     assert [entry["rounds"] for entry in content] == [[4], [1]]  # the worse half was left after a quarter
@@ -134,7 +132,7 @@ def test_the_command_chooses_goes_on_and_leaves_a_configuration(tmp_path, monkey
     assert (best.learning_rate, best.method, best.validation_fraction, best.rounds) == (0.1, "standalone", 0.0, 4)
     assert (folder / "sweep.png").stat().st_size > 5000 and "| 1 | 0.1 |" in (folder / "sweep.md").read_text()
     capsys.readouterr()
-    assert sweep(monkeypatch, *arguments) == 0
+    assert sweep(*arguments) == 0
     again = capsys.readouterr().out
     assert "2 runs of 1 rounds, 2 of them done" in again and "round 1/" not in again
 

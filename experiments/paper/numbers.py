@@ -6,7 +6,7 @@ sentence that says what the picture shows.
 
 from typing import Any
 
-from pfedafm_jax.config import PAPER_COLUMNS
+from pfedafm_jax.presets import PAPER_COLUMNS
 
 DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 METHODS = ("standalone", "lg_fedavg", "fd", "fedproto", "fml", "fedkd", "fedapen", "pfedafm")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table as TerminalTable
 
 from pfedafm_jax import figures, plots
-from pfedafm_jax.data.atomic import write_atomically
+from pfedafm_jax.files import write_atomically
 from pfedafm_jax.results import Run
 from pfedafm_jax.tables import markdown, mean_and_deviation, percent
 

@@ -9,10 +9,11 @@ from typing import Any
 import flax.linen as nn
 
 from paper import numbers
-from pfedafm_jax.config import PAPER_COLUMNS, Config, paper_scale, updated
+from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import NORMALISATION
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.models import describe, extractor_names, linear, register_extractor
+from pfedafm_jax.presets import PAPER_COLUMNS, paper_scale
 from pfedafm_jax.records import TARGET_ACCURACY
 from pfedafm_jax.results import Run
 from pfedafm_jax.run import Standing, Task

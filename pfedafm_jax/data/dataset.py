@@ -11,10 +11,11 @@ import numpy as np
 
 from pfedafm_jax.data.cifar import CIFARS, Arrays, sums_of
 from pfedafm_jax.data.folders import FOLDER, NPZ, TFDS, Found, read_folder, read_npz
-from pfedafm_jax.data.sources import default_cache_dir, obtain
+from pfedafm_jax.data.sources import obtain
 from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.data.tfds import read_tfds
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.files import default_cache_dir
 from pfedafm_jax.settings import bad, known
 
 DATASETS = ("cifar10", "cifar100", "synthetic")

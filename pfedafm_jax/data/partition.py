@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pfedafm_jax.data.atomic import write_atomically
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.files import write_atomically
 from pfedafm_jax.settings import bad
 
 KINDS = ("pathological", "dirichlet")

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from pfedafm_jax.data import npm, tfds
-from pfedafm_jax.data.atomic import write_atomically
 from pfedafm_jax.data.cifar import HOMEPAGE, Arrays, Cifar, check_sums, read_official
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.files import write_atomically
 
 Log = Callable[[str], None]
 
@@ -132,14 +132,6 @@ def _help(cifar: Cifar, offline: bool, tried: list[str]) -> str:
 #
 # $XDG_CACHE_HOME/pfedafm_jax/cifar10.npz    images and labels, training part first, uncompressed
 # $XDG_CACHE_HOME/pfedafm_jax/cifar10.json   where they came from, for people
-
-
-def default_cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/pfedafm_jax`, or `~/.cache/pfedafm_jax` where that is not set."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification has relative values ignored.
-    root = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~")) / ".cache"
-    return root / "pfedafm_jax"
 
 
 def store(cifar: Cifar, arrays: Arrays, source: str, cache_dir: Path, log: Log) -> None:

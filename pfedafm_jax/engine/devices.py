@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from threadpoolctl import threadpool_limits
 
-from pfedafm_jax.data.sources import default_cache_dir
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.files import default_cache_dir
 
 AXIS = "devices"
 Tree = Any

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfedafm_jax.data.sources import default_cache_dir
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.files import default_cache_dir
 from pfedafm_jax.kernels import build, xla
 
 Tree = Any

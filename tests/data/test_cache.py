@@ -9,8 +9,8 @@ import pytest
 
 from pfedafm_jax.data import load_dataset, tfds
 from pfedafm_jax.data import sources as cache
-from pfedafm_jax.data.atomic import write_atomically
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.files import default_cache_dir, write_atomically
 
 
 @pytest.fixture
@@ -41,11 +41,11 @@ def test_second_load_is_from_the_cache_and_says_where_it_came_from(fetches, tmp_
 
 def test_cache_folder_follows_xdg(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.default_cache_dir() == tmp_path / "pfedafm_jax"
+    assert default_cache_dir() == tmp_path / "pfedafm_jax"
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for ignored in ("", "relative/folder"):
         monkeypatch.setenv("XDG_CACHE_HOME", ignored)
-        assert cache.default_cache_dir() == tmp_path / "home" / ".cache" / "pfedafm_jax"
+        assert default_cache_dir() == tmp_path / "home" / ".cache" / "pfedafm_jax"
 
 
 @pytest.mark.parametrize("damage", ["empty", "header", "half", "tail", "bit in an image", "bit in a label", "pickle"])

@@ -9,12 +9,13 @@ from small import ABSENT, CLASSES, METHODS, SIZES, assert_close, play, same, sma
 from small import start as start_of
 
 from pfedafm_jax import engine
-from pfedafm_jax.config import Config, presets, updated, with_preset
+from pfedafm_jax.config import Config, updated
 from pfedafm_jax.engine import build
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import PAPER_METHODS, chosen_methods, method_names
 from pfedafm_jax.methods.base import average, weigh
 from pfedafm_jax.methods.fedapen import split_adaptability
+from pfedafm_jax.presets import presets, with_preset
 from pfedafm_jax.reference import plain
 
 

@@ -1,4 +1,4 @@
-"""Files that are either there whole or not there at all."""
+"""Where files of the user's are kept, and files that are either there whole or not there at all."""
 
 import os
 import uuid
@@ -20,3 +20,11 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def default_cache_dir() -> Path:
+    """`$XDG_CACHE_HOME/pfedafm_jax`, or `~/.cache/pfedafm_jax` where that is not set."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification has relative values ignored.
+    root = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~")) / ".cache"
+    return root / "pfedafm_jax"

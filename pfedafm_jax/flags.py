@@ -1,0 +1,120 @@
+"""Every setting as a flag of the command line: their spelling, their groups in the help, their values."""
+
+import argparse
+from functools import partial
+from textwrap import fill, shorten
+from typing import Any, NoReturn
+
+from pfedafm_jax.config import GROUPS, METHOD_SETTINGS, Config, updated
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.models import extractor_names
+from pfedafm_jax.settings import Setting, settings_of, suggestion
+
+ALIASES = {
+    "lr": "learning-rate", "epochs": "local-epochs", "batch": "batch-size", "bs": "batch-size", "clients": "num-clients",
+    "fraction": "participation", "wd": "weight-decay", "data": "dataset", "model": "architectures",
+    "models": "architectures", "arch": "architectures", "lr-mix": "pfedafm.mix-learning-rate",
+    "mix-lr": "pfedafm.mix-learning-rate", "output": "run-dir", "out": "run-dir", "algorithm": "method",
+}  # fmt: skip
+"""Names that people type → ours."""
+
+IN_SHORT = (
+    "method", "dataset", "partition", "classes_per_client", "gamma", "protocol", "num_clients", "participation",
+    "architectures", "shared_extractor", "rounds", "local_epochs", "batch_size", "learning_rate", "seed",
+    "eval_every", "devices", "store", "checkpoint_every",
+)  # fmt: skip
+"""Settings that `--help` shows; `--help-all` shows all of them."""
+
+
+class Formatter(argparse.HelpFormatter):
+    """As wide as a terminal of 80 columns; a list of names is `A,B` and not `A,B [A,B ...]`."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=28, width=80)
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        return str(action.metavar) if action.nargs == "+" else super()._format_args(action, default_metavar)
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises our error, without the usage."""
+
+    def __init__(self, **more: Any):
+        super().__init__(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS, formatter_class=Formatter, **more)
+
+    def error(self, message: str) -> NoReturn:
+        raise PfedafmError(message)
+
+
+def setting_parser(config: Config, everything: bool = True) -> Parser:
+    """A flag for every setting, in groups, with the values of `config`; those of methods as `--fml.alpha`."""
+    parser = Parser(argument_default=argparse.SUPPRESS)
+
+    def add(group: Any, owner: Any, name: str, setting: Setting, prefix: str = "") -> None:
+        value = getattr(owner, name)
+        shown = ",".join(value) if isinstance(value, tuple) else "none" if value is None else str(value)
+        text = setting.help if everything else shorten(setting.help.split(". ")[0], 51, placeholder=" …")
+        more: dict[str, Any] = {"type": partial(setting.read, prefix=prefix), "metavar": shorten(shown, 20) or "…"}
+        if setting.kind is bool:
+            more = {"action": argparse.BooleanOptionalAction}
+        elif setting.kind is tuple:
+            more = {"nargs": "+", "metavar": shown if everything else "A,B"}
+        hidden = not everything and prefix + name not in IN_SHORT
+        text = argparse.SUPPRESS if hidden else text.replace("%", "%%")
+        flag = "--" + (prefix + name).replace("_", "-").replace(prefix.replace("_", "-"), prefix, 1)
+        group.add_argument(flag, dest=prefix + name, help=text, **more)
+
+    for kind in GROUPS:
+        group = parser.add_argument_group(kind.__name__)
+        for name, setting in settings_of(kind).items():
+            add(group, config, name, setting)
+    for method in METHOD_SETTINGS:
+        group, settings = parser.add_argument_group(f"Method {method}"), getattr(config, method)
+        for name, setting in settings_of(type(settings)).items():
+            add(group, settings, name, setting, f"{method}.")
+    return parser
+
+
+def spelled(word: str) -> str:
+    """A word with its flag as we spell it: `--learning_rate=1`, `--lr=1` → `--learning-rate=1`."""
+    if not word.startswith("--"):
+        return word
+    flag, equals, value = word[2:].partition("=")
+    method, dot, name = flag.rpartition(".")
+    method, name = method.replace("-", "_"), name.replace("_", "-")
+    name = ALIASES.get(name, name)
+    if dot and name.startswith("no-"):  # --pfedafm.no-mix-project
+        method, name = f"no-{method}", name[3:]
+    return f"--{method}{dot}{name}{equals}{value}"
+
+
+def print_help(options: Parser, config: Config, program: str, description: str, everything: bool) -> None:
+    """Options and settings in groups, with the values of `config`; `everything`: the rare ones and methods' own too."""
+    settings = setting_parser(config, everything)
+    print(f"usage: {program} [--config NAME] [--SETTING VALUE ...]\n\n{description.strip()}\n")
+    print(options.format_help().strip() + "\n")
+    print(settings.format_help().strip() + "\n")
+    for what, names in (("methods", METHOD_SETTINGS), ("architectures", extractor_names())):
+        print(fill(f"{what}: {', '.join(names)}", 80, subsequent_indent="  "))
+    if not everything:
+        print("--help-all: every setting, and those of each method, such as --fml.alpha 0.3")
+
+
+def given(config: Config, words: list[str], options: Parser) -> Config:
+    """`config` with the settings that these words give."""
+    parser = setting_parser(config)
+    found, unknown = parser.parse_known_args(words)
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        if not flag.startswith("-"):
+            raise PfedafmError(f"{unknown[0]!r} belongs to no option; settings are given as --SETTING VALUE")
+        flags = [word for one in (parser, options) for word in one._option_string_actions]
+        near = suggestion(flag, flags) or suggestion(flag, [word.rpartition(".")[2] for word in flags])
+        raise PfedafmError(f"unknown option {flag}{near}; --help and --help-all say what there is")
+    values: dict[str, Any] = {}
+    for name, value in vars(found).items():
+        method, _, own = name.rpartition(".")
+        if isinstance(value, list):  # several names, with commas or spaces between them
+            value = tuple(part for word in value for part in word.split(","))
+        (values.setdefault(method, {}) if method else values)[own] = value
+    return updated(config, values)

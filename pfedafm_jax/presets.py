@@ -1,0 +1,47 @@
+"""Named sets of settings that are laid over a configuration: `presets.toml`, and the paper's own length."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pfedafm_jax.config import Config, read_toml, updated
+from pfedafm_jax.settings import bad, known
+
+PAPER_COLUMNS = {10: 1.0, 50: 0.2, 100: 0.1}  # N: C, the three columns of the paper's tables
+
+
+@cache
+def presets() -> dict[str, dict[str, Any]]:
+    """Named sets of settings to lay over a configuration."""
+    return read_toml(Path(__file__).with_suffix(".toml"))
+
+
+def with_preset(config: Config, preset: str) -> Config:
+    """`config` with a named set of settings laid over it.
+
+    >>> with_preset(Config(), "authors_code").aggregation
+    'last'
+    """
+    if preset not in presets():
+        raise bad("preset", preset, known(preset, presets()))
+    new = updated(config, presets()[preset])
+    if preset != "authors_code":
+        return new
+    # The released scripts differ between datasets and between one and several architectures.
+    homogeneous = len(config.architectures) == 1
+    return updated(
+        new,
+        {
+            "normalisation": "imagenet" if config.dataset == "cifar10" else "dataset",
+            "shared_extractor": "cnn1" if homogeneous else "cnn5",
+            "pfedafm": {"mix_learning_rate": 0.1 if homogeneous else 0.01},
+        },
+    )
+
+
+def paper_scale(config: Config, num_clients: int = 100) -> Config:
+    """The paper's own length, T = 500 and E = 10 at a learning rate of 0.01, at one of its three columns of N and C."""
+    if num_clients not in PAPER_COLUMNS:
+        raise bad("paper", num_clients, "10, 50 or 100 clients (with C = 100 %, 20 %, 10 %)")
+    length = {"rounds": 500, "local_epochs": 10, "learning_rate": 0.01}
+    return updated(config, length | {"num_clients": num_clients, "participation": PAPER_COLUMNS[num_clients]})
