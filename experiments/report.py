@@ -15,9 +15,8 @@ def main(argv: list[str]) -> int:
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN_DIR", help="folders of runs, or folders that contain some")
     add("--out", default="report.html", metavar="FILE", help="the page (default: report.html)")
-    add("--data-dir", metavar="DIR", help="the dataset, if not in the cache: for label counts")
     options = parser.parse_args(argv)
-    for run in write_report(options.runs, options.out, options.data_dir, published):
+    for run in write_report(options.runs, options.out, published):
         score, done = run.summary.best_mean_accuracy, len(run.records)
         state = "" if run.finished else f", unfinished: {done} of {run.config['rounds']} rounds"
         best = "no rounds yet" if score is None else f"best mean of participants {percent(score)} %"

@@ -7,7 +7,6 @@ another. In a run over several processes only the first process has observers.
 
 import importlib
 import json
-import struct
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -44,13 +43,8 @@ class Observer:
     """
 
     def start(self, run_dir: Path, config: dict[str, Any], past: Sequence[Observation]) -> None:
-        """Before the first new round of a run.
-
-        Args:
-            run_dir: the run's folder.
-            config: its settings, nested as in `config.json`.
-            past: the rounds that a resumed run has behind it; empty for a new run.
-        """
+        """Before the first new round of a run with these settings, nested as in `config.json`; `past`
+        are the rounds that a resumed run has behind it."""
 
     def round(self, observation: Observation) -> None:
         """After each round."""
@@ -113,9 +107,9 @@ def replay(run: Run | None, observers: Sequence[Observer]) -> None:
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """All numbers of a record, by the names that they have in `rounds.jsonl`."""
-    values = record.as_dict()
-    return {name: float(value) for name, value in values.items() if name != "round" and isinstance(value, int | float)}
+    """All finite numbers of a record, by the names that they have in `rounds.jsonl`."""
+    numbers = {n: v for n, v in record.as_dict().items() if n != "round" and isinstance(v, int | float)}
+    return {name: float(value) for name, value in numbers.items() if np.isfinite(value)}
 
 
 def histograms(observation: Observation) -> dict[str, np.ndarray]:
@@ -139,7 +133,7 @@ class TensorBoard(Observer):
     """Event files in the run's folder; `tensorboard --logdir runs` shows all runs.
 
     A resumed run gets one more file, whose start tells TensorBoard to forget what came after the
-    checkpoint: no round is shown twice. Rounds that went unobserved are written then.
+    checkpoint: no round is shown twice. Where there was none, all rounds so far are written.
     """
 
     PATTERN = "events.out.tfevents.*.pfedafm"
@@ -153,25 +147,20 @@ class TensorBoard(Observer):
         self._writer: Any = None
 
     def start(self, run_dir: Path, config: dict[str, Any], past: Sequence[Observation]) -> None:
-        if not past:
-            for path in run_dir.glob(self.PATTERN):  # of a run that this one takes the place of
-                path.unlink()
-        known = self._rounds_in(run_dir)
-        # Two starts within a second are two files.
-        suffix = f".{time.time_ns()}{self.PATTERN.rpartition('*')[2]}"
+        old = list(run_dir.glob(self.PATTERN))
+        for path in old if not past else ():  # of a run that this one takes the place of
+            path.unlink()
+        suffix = f".{time.time_ns()}.pfedafm"  # two starts within a second are two files
         self._writer = self._files.EventsWriter(str(run_dir / "events"), suffix)
         event = self._proto.Event(wall_time=time.time(), step=len(past) + 1)
         event.session_log.status = self._proto.SessionLog.START
         self._writer.write_event(event)
-        moment = time.time() - sum(row.record.seconds for row in past)
-        for row in past:
-            moment += row.record.seconds
-            if row.record.round not in known:
-                self._write(row, moment)
+        for row in past if not old else ():
+            self._write(row)
         self._writer.flush()
 
     def round(self, observation: Observation) -> None:
-        self._write(observation, time.time())
+        self._write(observation)
         self._writer.flush()
 
     def close(self) -> None:
@@ -180,37 +169,18 @@ class TensorBoard(Observer):
             self._writer = None
 
     def has(self, run_dir: Path, rounds: int) -> bool:
-        return rounds in self._rounds_in(run_dir)
+        return any(run_dir.glob(self.PATTERN))
 
-    def _write(self, observation: Observation, moment: float) -> None:
+    def _write(self, observation: Observation) -> None:
         """A round is one event, so that a sudden end leaves all of it or nothing."""
-        event = self._proto.Event(wall_time=moment, step=observation.record.round)
+        event = self._proto.Event(wall_time=time.time(), step=observation.record.round)
         for tag, value in scalars(observation.record).items():
-            if np.isfinite(value):
-                event.summary.MergeFrom(self._summary.scalar(tag, value))
+            event.summary.MergeFrom(self._summary.scalar(tag, value))
         for tag, values in histograms(observation).items():
             shares = values.min() >= 0 and values.max() <= 1  # buckets that all rounds have
             bins = np.linspace(0, 1, BUCKETS + 1) if shares else BUCKETS
             event.summary.MergeFrom(self._summary.histogram(tag, values, bins))
         self._writer.write_event(event)
-
-    def _rounds_in(self, run_dir: Path) -> set[int]:
-        """The rounds in a run's event files, each up to a record that was cut off.
-
-        A record is the length of its event, a checksum, the event, and another checksum.
-        """
-        found = set()
-        for path in run_dir.glob(self.PATTERN):
-            data, place = path.read_bytes(), 0
-            while place + 12 <= len(data):
-                end = place + 12 + struct.unpack_from("<Q", data, place)[0]
-                if end + 4 > len(data):
-                    break
-                event = self._proto.Event.FromString(data[place + 12 : end])
-                if event.HasField("summary"):
-                    found.add(event.step)
-                place = end + 4
-        return found
 
 
 # -------------------------------------------------------------------------- Weights & Biases
@@ -241,7 +211,7 @@ class WeightsAndBiases(Observer):
     def start(self, run_dir: Path, config: dict[str, Any], past: Sequence[Observation]) -> None:
         known = {} if self._fresh else self._known(run_dir)
         self._path, self._id = run_dir / self.NAME, known.get("id") or uuid.uuid4().hex
-        self._keep({"id": self._id})
+        self._keep(id=self._id)
         try:
             self._run = self._wandb.init(
                 project=self._project,
@@ -269,11 +239,10 @@ class WeightsAndBiases(Observer):
 
     def finish(self, summary: Summary) -> None:
         if self._run is not None:
-            told = {name: value for name, value in summary.as_dict().items() if name != "config"}
-            self._run.summary.update(told)
+            self._run.summary.update({**summary.as_dict(), "config": None})
             self._run.finish()
             self._run = None
-            self._keep({"id": self._id, "rounds": summary.rounds})
+            self._keep(id=self._id, rounds=summary.rounds)
 
     def close(self) -> None:
         if self._run is not None:
@@ -285,13 +254,10 @@ class WeightsAndBiases(Observer):
 
     def _known(self, run_dir: Path) -> dict[str, Any]:
         """What is known of a run: its id and, once it is finished, its rounds."""
-        try:
-            content = json.loads((run_dir / self.NAME).read_text())
-        except (OSError, ValueError):
-            return {}
-        return content if isinstance(content, dict) else {}
+        path = run_dir / self.NAME
+        return json.loads(path.read_text()) if path.exists() else {}
 
-    def _keep(self, content: dict[str, Any]) -> None:
+    def _keep(self, **content: Any) -> None:
         text = json.dumps(content) + "\n"
         write_atomically(self._path, lambda file: file.write(text.encode()))
 

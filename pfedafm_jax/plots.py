@@ -218,26 +218,22 @@ def curve(
 
 
 def _on_one_grid(found: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Curves as rows of one table: as they are where x is the same, else between their points."""
-    shortest = min(len(along) for along, _ in found)
-    first = found[0][0][:shortest]
-    if all(np.array_equal(along[:shortest], first) for along, _ in found):
-        return first, np.stack([values[:shortest] for _, values in found])
+    """Curves as rows of one table, at all their points that are between the ends of each."""
     start, end = max(along[0] for along, _ in found), min(along[-1] for along, _ in found)
-    grid = np.linspace(start, end, 200)
+    grid = np.unique(np.concatenate([along for along, _ in found]))
+    grid = grid[(start <= grid) & (grid <= end)] if start <= end else grid
     return grid, np.stack([np.interp(grid, along, values) for along, values in found])
 
 
 def styles(runs: Mapping[str, Sequence[Run]]) -> dict[str, tuple[str, str]]:
     """A colour and a dash for each label: methods by colour, several of one method by dash."""
-    methods = {label: found[0].config["method"] for label, found in runs.items()}
-    if len(set(methods.values())) == 1 < len(methods):  # the method tells nothing apart
-        dashes = itertools.cycle(itertools.product(("-", "--", ":"), COLOURS))
-        return {label: (colour, dash) for label, (dash, colour) in zip(runs, dashes, strict=False)}
-    found, seen = {}, []
-    for label, method in methods.items():
-        found[label] = method_colour(method), ("-", "--", ":", "-.")[seen.count(method) % 4]
-        seen.append(method)
+    methods = [found[0].config["method"] for found in runs.values()]
+    alone = len(set(methods)) == 1 < len(methods)  # the method tells nothing apart
+    found: dict[str, tuple[str, str]] = {}
+    for place, (label, method) in enumerate(zip(runs, methods, strict=True)):
+        colour = COLOURS[place % len(COLOURS)] if alone else method_colour(method)
+        same = [other for other, _ in found.values()].count(colour)
+        found[label] = colour, ("-", "--", ":", "-.")[same % 4]
     return found
 
 

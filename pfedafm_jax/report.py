@@ -6,19 +6,16 @@ whatever is put into it. This file works out the numbers and draws the pictures 
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
 from pfedafm_jax import plots
 from pfedafm_jax.config import Config, bad
-from pfedafm_jax.data import Dataset, load_dataset
-from pfedafm_jax.errors import PfedafmError, storage_error
+from pfedafm_jax.errors import storage_error
 from pfedafm_jax.figures import legend_below, rendered
 from pfedafm_jax.files import write_atomically
 from pfedafm_jax.records import NOT_IN_RESULTS, flat
@@ -29,14 +26,12 @@ Published = Callable[[dict[str, Any]], tuple[str, float | None] | None]
 """From a run's settings to a number to compare with: where it stands, and its best mean accuracy
 (None: no convergence); None where there is none."""
 HIGHER_IS_BETTER = ("best_mean_accuracy", "last_ten_mean_accuracy", "final_all_clients_accuracy")
-MANY = 400  # bars of a drawing beyond which pixels are smaller
 WINDOW = 5  # rounds that a point of a long curve is the mean of
 
 
 def write_report(
     folders: Sequence[str | Path],
     out: str | Path = "report.html",
-    data_dir: str | None = None,
     published: Published = lambda config: None,
 ) -> list[Run]:
     """Writes the report of these run folders to one HTML file; returns the runs that it shows.
@@ -44,16 +39,13 @@ def write_report(
     Args:
         folders: of runs, or with runs in them.
         out: the file, its name ending in .html.
-        data_dir: the dataset, if not in the cache: label counts are drawn from it.
         published: numbers to compare with.
     """
     target = Path(out)
     if target.suffix.lower() not in (".html", ".htm") or target.is_dir():
         raise bad("out", str(out), "the name of a file that ends in .html")
-    if data_dir is not None and not Path(data_dir).expanduser().exists():
-        raise bad("data_dir", data_dir, "a folder or archive with the dataset")
     runs = read_runs(folders)
-    text = page(runs, data_dir, published)
+    text = page(runs, published)
     try:
         write_atomically(target, lambda file: file.write(text.encode("utf-8", "replace")))
     except OSError as error:
@@ -61,9 +53,9 @@ def write_report(
     return runs
 
 
-def page(runs: Sequence[Run], data_dir: str | None = None, published: Published = lambda config: None) -> str:
+def page(runs: Sequence[Run], published: Published = lambda config: None) -> str:
     """The whole page."""
-    shown = [_one(number, run, data_dir, published) for number, run in enumerate(runs, 1)]
+    shown = [_one(number, run, published) for number, run in enumerate(runs, 1)]
     title = f"{len(runs)} runs: {', '.join(dict.fromkeys(run.title for run in runs))}"
     if len(runs) == 1:
         title = f"{runs[0].title} on {runs[0].config['dataset']}"
@@ -154,16 +146,14 @@ def _over_seeds(runs: Sequence[Run], settings: Sequence[dict[str, Any]]) -> list
 # ------------------------------------------------------------------------------- one run
 
 
-def _one(number: int, run: Run, data_dir: str | None, published: Published) -> dict[str, Any]:
+def _one(number: int, run: Run, published: Published) -> dict[str, Any]:
     config, own = run.config, _own_settings(run)
     defaults = flat(Config(method=config["method"]).as_dict())
     changed = [name for name, value in own.items() if value != defaults.get(name, value)]
-    many = config["num_clients"] > MANY
-    counts = _label_counts(run, data_dir)
-    pictures, failed = _drawn(plots.of_run(run, counts, titled=False), pixels="clients" if many else "")
-    left = run.folder / "split.png" if run.folder else None
-    if "split" not in pictures and left is not None and left.is_file():
-        pictures["split"] = _source(left.read_bytes(), "png")  # the run itself had its data
+    pictures, failed = _drawn(plots.of_run(run, titled=False))
+    split = run.folder / "split.png" if run.folder else None
+    if split is not None and split.is_file():
+        pictures["split"] = _source(split.read_bytes())  # the run had its data, a report has not
     return {
         "run": run,
         "label": f"{number} · {run.folder.resolve().name if run.folder else run.name}",
@@ -238,60 +228,22 @@ def _costs(run: Run) -> list[list[str]]:
 
 
 def _drawn(
-    figures: Mapping[str, Callable[[], Figure]],
-    width: float = 5.6,
-    height: float = 4.0,
-    pixels: str = "",
+    figures: Mapping[str, Callable[[], Figure]], width: float = 5.6, height: float = 4.0
 ) -> tuple[dict[str, str], list[str]]:
-    """Figures as sources of images, small enough that a phone shows their letters; and failures.
-
-    Args:
-        figures: name → what draws it; one that cannot be drawn costs a line.
-        width, height: in inches.
-        pixels: the one that is smaller as pixels than as a drawing.
-    """
+    """Figures as sources of images, small enough that a phone shows their letters, by name; and a
+    line for each that could not be drawn."""
     found, failed = {}, []
     for name, draw in figures.items():
         try:
-            # Names in the drawing that do not change: the same page again.
-            with matplotlib.rc_context({"svg.hashsalt": "report", "svg.fonttype": "path"}):
-                figure = draw()
-                figure.set_size_inches(width, height)
-                if figure.legends:
-                    legend_below(figure)
-                if name == pixels:
-                    content = rendered(figure, "png", dpi=200, transparent=True)
-                else:
-                    content = rendered(figure, "svg", transparent=True, metadata={"Date": None})
-            found[name] = _source(content, "png" if name == pixels else "svg+xml")
+            figure = draw()
+            figure.set_size_inches(width, height)
+            if figure.legends:
+                legend_below(figure)
+            found[name] = _source(rendered(figure, "png", dpi=200, transparent=True))
         except Exception as error:
             failed.append(f"The picture {name} could not be drawn ({type(error).__name__}: {error}).")
     return found, failed
 
 
-def _source(content: bytes, kind: str) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def _label_counts(run: Run, data_dir: str | None) -> np.ndarray | None:
-    """Images of each class at each client, where the run's own data is on this machine."""
-    config, partition = run.config, run.partition
-    if partition is None:
-        return None
-    sizes = [config.get(name, 0) for name in ("synthetic_classes", "synthetic_samples", "seed")]
-    if config["dataset"] != "synthetic":
-        sizes = [10, 60, 0]  # not used, and the same for all
-    dataset = _load(config["dataset"], data_dir, *sizes, config.get("image_size", 32))
-    if dataset is None or dataset.digest != run.about["data"].get("digest"):
-        return None
-    return partition.class_counts(dataset.labels, dataset.num_classes)
-
-
-@lru_cache(maxsize=1)  # runs side by side mostly share their data
-def _load(name: str, data_dir: str | None, classes: int, samples: int, seed: int, size: int) -> Dataset | None:
-    """A dataset if it is on this machine: a report downloads nothing."""
-    sizes: Any = {"num_classes": classes, "num_samples": samples, "seed": seed, "image_size": size}
-    try:
-        return load_dataset(name, data_dir, **sizes, offline=True, log=lambda line: None)
-    except PfedafmError:
-        return None
+def _source(content: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
