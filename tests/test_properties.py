@@ -1,6 +1,5 @@
 """Thousands of random settings, command lines and damaged files: each is used or refused, none ends in a traceback."""
 
-import dataclasses
 import pickle
 from pathlib import Path
 
@@ -11,8 +10,8 @@ from hypothesis import strategies as st
 
 from pfedafm_jax import cli
 from pfedafm_jax.config import METHOD_SETTINGS, Config, updated
-from pfedafm_jax.data import Partition, make_partition, sources  # fmt: skip
-from pfedafm_jax.data.cifar import CIFAR10, Arrays, _from_pickle, sums_of
+from pfedafm_jax.data import Partition  # fmt: skip
+from pfedafm_jax.data.cifar import CIFAR10, Arrays, _from_pickle
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import method_names
 from pfedafm_jax.records import RunFolder, differences
@@ -147,33 +146,6 @@ def test_folders_that_cannot_be_are_refused(name):
         RunFolder(name).check()
 
 
-@given(
-    classes=st.integers(2, 12),
-    samples=st.integers(1, 300),
-    clients=st.integers(1, 120),
-    owned=st.integers(1, 12),
-    minimum=st.integers(2, 12),
-    kind=st.sampled_from(["pathological", "dirichlet"]),
-    protocol=st.sampled_from(["paper", "authors"]),
-    validation=st.sampled_from([0.0, 0.2]),
-    seed=st.integers(0, 5),
-)
-@settings(max_examples=400, deadline=None)
-def test_a_split_is_whole_or_refused(classes, samples, clients, owned, minimum, kind, protocol, validation, seed):
-    test = samples // 6
-    labels = np.concatenate([np.arange(samples - test) % classes, np.arange(test) % classes])
-    try:
-        made = make_partition(
-            labels, samples - test, clients, kind=kind, classes_per_client=owned, protocol=protocol,
-            validation_fraction=validation, min_samples=minimum, seed=seed, num_classes=classes,
-        )  # fmt: skip
-    except PfedafmError as error:
-        assert str(error)
-        return
-    taken = np.concatenate([*made.train, *made.test, *made.validation])
-    assert len(taken) == len(np.unique(taken)) and all(map(len, made.train)) and all(map(len, made.test))
-
-
 # ---------------------------------------------------------------------------------------------- damaged files
 
 
@@ -213,21 +185,6 @@ def tiny_arrays() -> Arrays:
     draw = np.random.default_rng(0)
     images, labels = draw.integers(256, size=(6, 32, 32, 3), dtype=np.uint8), np.arange(6, dtype=np.uint8)
     return Arrays(images, labels, images[:2], labels[:2])
-
-
-@given(damaged=damages())
-@settings(max_examples=100, deadline=None)
-def test_a_damaged_data_cache_is_never_used(damaged, tmp_path_factory):
-    folder, arrays = tmp_path_factory.getbasetemp() / "damaged-cache", tiny_arrays()
-    tiny, said = dataclasses.replace(CIFAR10, sums=sums_of(arrays)), []
-    sources.store(tiny, arrays, "here", folder, said.append)
-    path = folder / "cifar10.npz"
-    path.write_bytes(damaged(path.read_bytes()))
-    found = sources.load(tiny, folder, said.append)
-    if found is None:
-        assert "damaged" in said[0] and not path.exists()
-    else:  # zip files have bytes that mean nothing
-        assert all(np.array_equal(a, b) for a, b in zip(found[0], arrays, strict=True))
 
 
 @given(damaged=damages(), protocol=st.sampled_from([3, 4, 5]))

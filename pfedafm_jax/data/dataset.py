@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +77,7 @@ def load_dataset(
         offline: download nothing.
         log: takes one line of text at a time about what is going on; by default they go to standard error.
     """
-    log = log or _to_stderr
+    log = log or partial(print, file=sys.stderr, flush=True)
     where = None if data_dir is None else Path(os.path.expanduser(data_dir))
     kind, _, rest = str(name).partition(":")
     if rest and kind in (FOLDER, NPZ):
@@ -135,40 +136,33 @@ def dataset_from_arrays(
     >>> dataset.image_shape, dataset.num_train, dataset.num_classes
     ((8, 8, 1), 4, 3)
     """
-    train = _checked(name, train_images, train_labels, "train")
-    test = _checked(name, test_images, test_labels, "test")
-    if train[0].shape[1:] != test[0].shape[1:]:
-        raise PfedafmError(
-            f"dataset {name!r}: train_images are {train[0].shape[1:]} and test_images {test[0].shape[1:]} "
-            "(height, width, channels); both must be the same"
-        )
-    arrays = Arrays(*train, *test)
-    largest = max(int(labels.max(initial=-1)) for labels in (arrays.train_labels, arrays.test_labels))
-    if num_classes is None:
-        num_classes = largest + 1
-        _check_all_classes(name, arrays, num_classes)
-    if largest >= num_classes:
-        raise PfedafmError(f"dataset {name!r}: label {largest} needs num_classes above {largest}, it is {num_classes}")
-    given = tuple(f"{what} {tuple(values)}" for what, values in (("mean", mean), ("std", std)) if values)
-    measured_mean, measured_std = channel_statistics(arrays.train_images)
-    mean, std = mean or measured_mean, std or measured_std
-    channels = arrays.train_images.shape[-1]
-    if len(mean) != channels or len(std) != channels or not all(value > 0 for value in std):
-        raise PfedafmError(
-            f"dataset {name!r}: mean {mean} and std {std} must have one number per channel ({channels}), std above 0"
-        )
-    return _assemble(name, arrays, num_classes, tuple(mean), tuple(std), source, (*sums_of(arrays), *given))
-
-
-def _check_all_classes(name: str, arrays: Arrays, num_classes: int) -> None:
+    arrays = Arrays(
+        *_checked(name, train_images, train_labels, "train"), *_checked(name, test_images, test_labels, "test")
+    )
+    shape, other = arrays.train_images.shape[1:], arrays.test_images.shape[1:]
     labels = np.unique(np.concatenate([arrays.train_labels, arrays.test_labels]))
-    if len(labels) < num_classes:
+    largest = int(labels.max(initial=-1))
+    measured_mean, measured_std = channel_statistics(arrays.train_images)
+    given = tuple(f"{what} {tuple(values)}" for what, values in (("mean", mean), ("std", std)) if values)
+    mean, std = tuple(mean or measured_mean), tuple(std or measured_std)
+    problem = ""
+    if shape != other:
+        problem = f"train_images are {shape} and test_images {other} (height, width, channels); both must be the same"
+    elif num_classes is None and len(labels) < largest + 1:
         missing = np.setdiff1d(np.arange(len(labels) + 1), labels)[0]
         shown = ", ".join(map(str, labels[:8])) + (", …" if len(labels) > 8 else "")
-        raise PfedafmError(
-            f"dataset {name!r}: labels are {shown}, and no image has label {missing}; accepted: 0 to "
-            f"{len(labels) - 1} for {len(labels)} classes (or say how many there are: num_classes)"
+        problem = (
+            f"labels are {shown}, and no image has label {missing}; accepted: 0 to {len(labels) - 1} for "
+            f"{len(labels)} classes (or say how many there are: num_classes)"
         )
+    elif num_classes is not None and largest >= num_classes:
+        problem = f"label {largest} needs num_classes above {largest}, it is {num_classes}"
+    elif not len(mean) == len(std) == shape[-1] or min(std) <= 0:
+        problem = f"mean {mean} and std {std} must have one number per channel ({shape[-1]}), std above 0"
+    if problem:
+        raise PfedafmError(f"dataset {name!r}: {problem}")
+    classes = largest + 1 if num_classes is None else num_classes
+    return _assemble(name, arrays, classes, mean, std, source, (*sums_of(arrays), *given))
 
 
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -190,21 +184,20 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
 
 
 def _checked(name: str, images: np.ndarray, labels: np.ndarray, part: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images [num, height, width, channels] and int32 labels [num]; raises on what cannot be used."""
     images, labels = np.asarray(images), np.asarray(labels)
+    found, problem = f"dataset {name!r}: {part}", ""
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape[1:]:
-        raise PfedafmError(
-            f"dataset {name!r}: {part}_images is {images.dtype} {images.shape}; accepted is uint8 (0 to 255) "
-            "[num, height, width, channels], or [num, height, width] for grey images"
+        problem = (
+            f"_images is {images.dtype} {images.shape}; accepted is uint8 (0 to 255) [num, height, width, "
+            "channels], or [num, height, width] for grey images"
         )
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(images):
-        raise PfedafmError(
-            f"dataset {name!r}: {part}_labels is {labels.dtype} {labels.shape}; accepted are {len(images)} integers, "
-            "one per image"
-        )
-    if len(labels) and (labels.min() < 0 or labels.max() >= 2**31 - 1):
-        raise PfedafmError(
-            f"dataset {name!r}: {part}_labels run from {labels.min()} to {labels.max()}; the first class must be 0"
-        )
+    elif labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(images):
+        problem = f"_labels is {labels.dtype} {labels.shape}; accepted are {len(images)} integers, one per image"
+    elif len(labels) and (labels.min() < 0 or labels.max() >= 2**31 - 1):
+        problem = f"_labels run from {labels.min()} to {labels.max()}; the first class must be 0"
+    if problem:
+        raise PfedafmError(found + problem)
     return images[..., None] if images.ndim == 3 else images, labels.astype(np.int32)
 
 
@@ -226,7 +219,3 @@ def _assemble(
     text = " ".join([str(images.shape), str(num_train), *sums])
     digest = hashlib.sha256(text.encode()).hexdigest()
     return Dataset(name, images, labels, num_train, num_classes, mean, std, source, digest)
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

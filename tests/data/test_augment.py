@@ -77,11 +77,6 @@ def test_works_under_vmap_and_in_a_loop():
     np.testing.assert_array_equal(looped, one_by_one)
 
 
-def test_raw_keys_work_too():
-    images = jnp.asarray(some_images(3))
-    np.testing.assert_array_equal(fast_augment(jax.random.PRNGKey(7), images), fast_augment(KEY, images))
-
-
 def test_nothing_is_traced_when_all_is_off():
     images = jnp.asarray(some_images(2))
     jaxpr = jax.make_jaxpr(lambda key, x: augment(key, x, flip=False, erase=False, crop=False))(KEY, images)

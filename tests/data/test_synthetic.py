@@ -1,7 +1,5 @@
 """The synthetic dataset: quick, repeatable, balanced, and neither trivial nor hopeless to learn."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -40,12 +38,6 @@ def test_images_are_the_same_on_every_machine():
     assert load_dataset("synthetic", num_classes=3, num_samples=30, seed=1).digest.startswith("0ce048d5f6a12171")
 
 
-def test_is_quick():
-    start = time.process_time()
-    make_synthetic()
-    assert time.process_time() - start < 3  # about 0.3 s; the margin is for busy machines
-
-
 def test_nearest_mean_is_above_chance_and_far_from_perfect():
     arrays = make_synthetic()
     train = arrays.train_images.reshape(5000, -1).astype(np.float32)
@@ -59,10 +51,10 @@ def test_nearest_mean_is_above_chance_and_far_from_perfect():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_classes": 1}, "num_classes is 1"),
-        ({"num_samples": 19}, "num_samples is 19; 10 synthetic classes need 20"),
-        ({"seed": -1}, "seed is -1"),
-        ({"image_size": 3}, "image_size is 3"),
+        ({"num_classes": 1}, "num_classes = 1"),
+        ({"num_samples": 19}, "num_samples = 19 cannot be used; accepted: 20"),
+        ({"seed": -1}, "seed = -1"),
+        ({"image_size": 3}, "image_size = 3"),
     ],
 )
 def test_impossible_settings_are_refused_by_name(options, message):

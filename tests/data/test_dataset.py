@@ -1,4 +1,4 @@
-"""Data of one's own: a folder of images, arrays in a file, anything that TFDS has prepared, and what is wrong with it."""
+"""Data of one's own: arrays, a folder of images, a file, anything that TFDS has prepared, and what is wrong with it."""
 
 import io
 import os
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pfedafm_jax.data import load_dataset
+from pfedafm_jax.data import dataset_from_arrays, load_dataset
 from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.errors import PfedafmError
 
@@ -196,3 +196,41 @@ def test_any_dataset_that_tfds_has_prepared(tmp_path):
         load_dataset("tfds:absent", tmp_path, offline=True)
     with pytest.raises(PfedafmError, match="TFDS has no dataset 'absent'"):
         load_dataset("tfds:absent", tmp_path, log=lambda line: None)
+
+
+def test_own_arrays_grey_of_any_size():
+    train = np.zeros((4, 5, 7), np.uint8)
+    train[:2] = 255
+    dataset = dataset_from_arrays("mine", train, np.array([0, 1, 2, 0]), train[:1], np.array([1]))
+    assert dataset.images.shape == (5, 5, 7, 1) and dataset.num_train == 4 and dataset.num_classes == 3
+    assert dataset.mean == (0.5,) and dataset.std == (0.5,)
+    assert not dataset.images.flags.writeable
+    other = dataset_from_arrays("mine", train, np.array([0, 1, 2, 1]), train[:1], np.array([1]))
+    assert dataset.digest != other.digest and len(dataset.digest) == 64
+
+
+def test_constant_channel_has_a_usable_std():
+    images = np.full((3, 4, 4, 2), 51, np.uint8)
+    dataset = dataset_from_arrays("flat", images, np.zeros(3, int), images[:0], np.zeros(0, int))
+    np.testing.assert_allclose(dataset.mean, (0.2, 0.2))
+    assert dataset.std == (1 / 255, 1 / 255)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train_images": np.zeros((2, 4, 4, 3), np.float32)}, "train_images is float32"),
+        ({"train_images": np.zeros((2, 5, 4, 3), np.uint8)}, "both must be the same"),
+        ({"test_labels": np.zeros(3, int)}, "2 integers, one per image"),
+        ({"test_labels": np.array([0.0, 1.0])}, "2 integers, one per image"),
+        ({"train_labels": np.array([-1, 0])}, "first class must be 0"),
+        ({"num_classes": 2, "train_labels": np.array([0, 2])}, "label 2 needs num_classes above 2"),
+        ({"mean": (0.5,)}, "one number per channel"),
+        ({"std": (0.5, 0.0, 0.5)}, "std above 0"),
+    ],
+)
+def test_own_arrays_that_do_not_fit_are_refused(change, message):
+    images, labels = np.zeros((2, 4, 4, 3), np.uint8), np.array([0, 1])
+    good = {"train_images": images, "train_labels": labels, "test_images": images, "test_labels": labels}
+    with pytest.raises(PfedafmError, match=message):
+        dataset_from_arrays("mine", **{**good, **change})
