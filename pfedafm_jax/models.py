@@ -5,7 +5,6 @@ representations to class scores. The five CNNs are conv 5x5 → max-pool 2x2, tw
 representation is FC2's output after ReLU, and the header is FC3.
 """
 
-import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.extractors import MobileNetSmall, ResNetSmall
 from pfedafm_jax.initialisers import initialisers
 from pfedafm_jax.kernels import conv_pool
+from pfedafm_jax.settings import bad, known
 
 Params = Any  # a pytree of arrays
 FEATURE_SIZE = 500
@@ -192,9 +192,7 @@ def describe(
     2621558
     """
     if name not in _EXTRACTORS:
-        near = difflib.get_close_matches(name, _EXTRACTORS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise PfedafmError(f"unknown architecture {name!r}{hint} Known: {', '.join(_EXTRACTORS)}")
+        raise bad("architecture", name, known(name, _EXTRACTORS))
     extractor = _EXTRACTORS[name](features=feature_size, initialisation=initialisation)
     images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     try:

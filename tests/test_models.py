@@ -179,7 +179,7 @@ def test_a_module_that_gives_no_vectors_is_refused(registry):
 def test_bad_names_are_refused(registry):
     with pytest.raises(PfedafmError, match=r"my net"):
         register_extractor("my net", Flat())
-    with pytest.raises(PfedafmError, match=r"unknown architecture 'cnn9'.*cnn1"):
+    with pytest.raises(PfedafmError, match=r"architecture = 'cnn9' .*cnn1"):
         describe("cnn9", 10)
 
 
