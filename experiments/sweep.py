@@ -19,14 +19,15 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pfedafm_jax import Config, Dataset, Partition, PfedafmError, cli, figures, plots, split, updated
+from pfedafm_jax.compare import run_all
 from pfedafm_jax.config import bad
 from pfedafm_jax.files import write_atomically
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.progress import console, print_table
 from pfedafm_jax.records import check_writable
 from pfedafm_jax.results import Run
-from pfedafm_jax.run import Task, look, run_all
 from pfedafm_jax.signals import Signals
+from pfedafm_jax.standing import Task, look
 from pfedafm_jax.tables import markdown, mean_and_deviation, percent
 
 HELD_OUT = 0.1  # of each client's training data, where the settings say nothing

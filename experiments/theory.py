@@ -30,7 +30,7 @@ from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.files import write_atomically
 from pfedafm_jax.methods.pfedafm import PFedAFM, mix_features
 from pfedafm_jax.models import Architecture
-from pfedafm_jax.records import differences
+from pfedafm_jax.standing import differences
 from pfedafm_jax.training import ClientData, cross_entropy
 
 Tree = Any

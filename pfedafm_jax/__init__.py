@@ -1,5 +1,6 @@
 """pFedAFM and the methods it is compared with: federated learning with different models, vectorized in JAX."""
 
+from pfedafm_jax.compare import compare
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Dataset, Partition, dataset_from_arrays, load_dataset, make_partition
 from pfedafm_jax.engine import Devices, setup_devices
@@ -10,7 +11,7 @@ from pfedafm_jax.models import describe, register_extractor
 from pfedafm_jax.presets import paper_scale, with_preset
 from pfedafm_jax.records import Record, Summary
 from pfedafm_jax.results import Run, read_run, read_runs
-from pfedafm_jax.run import compare, run
+from pfedafm_jax.run import run
 
 __version__ = "0.1.0"
 

@@ -4,8 +4,7 @@ Nothing printed by `console` is markup: names and paths come from outside. Style
 by `bold` or `style=`.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -63,20 +62,6 @@ class Cell:
         return {"text/plain": text, "text/html": html or f"<small>{escape(text)}</small>"}
 
 
-@contextlib.contextmanager
-def waiting(text: str, hidden: bool = False) -> Iterator[None]:
-    """Says what is waited for, as long as it lasts."""
-    if hidden:
-        yield
-    elif console.is_jupyter:
-        cell = Cell(text)
-        yield
-        cell.show("")
-    else:
-        with console.status(text):
-            yield
-
-
 class Progress:
     """A bar in a terminal or a notebook, plain lines now and then elsewhere; over several runs.
 
@@ -127,7 +112,13 @@ class Progress:
             self.before += rounds
             self._update(completed=self.before)
         elif self.lines:
-            console.print(name, soft_wrap=True)
+            left = self.bar.tasks[0].time_remaining
+            words = f", about {in_words(left)} left" if left else ""
+            console.print(f"{name}{words}", soft_wrap=True)
+
+    def compiling(self) -> None:
+        """The programs are made, which takes up to a minute the first time."""
+        self._update(numbers="compiling, up to a minute the first time")
 
     def resume(self, records: Sequence[Record]) -> None:
         """The run continues after these."""

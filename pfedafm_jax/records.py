@@ -25,9 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from pfedafm_jax.config import Config
 from pfedafm_jax.data import Partition
-from pfedafm_jax.errors import START_OVER, PfedafmError
+from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.files import write_atomically
 from pfedafm_jax.settings import bad
 
@@ -337,57 +336,3 @@ class RunFolder:
     def _json(self, name: str, content: Mapping[str, Any]) -> None:
         text = json.dumps({**content, "sha256": digest(content)}, indent=2) + "\n"
         write_atomically(self / name, lambda file: file.write(text.encode()))
-
-
-# -------------------------------------------------------------------------------- settings
-
-NOT_IN_RESULTS = (
-    "rounds", "eval_every", "devices", "clients_per_step", "kernels", "store", "checkpoint_every",
-)  # fmt: skip
-"""Settings that may change when a run is resumed: its rounds so far would have been the same.
-
-(Devices and clients per step within float tolerance; see `docs/determinism.md`.)
-"""
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings on one level, `pfedafm.mix_fixed`; tuples as lists, as JSON has them."""
-    found = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = list(value) if isinstance(value, tuple) else value
-    return found
-
-
-def differences(stored: Mapping[str, Any], config: Config) -> list[str]:
-    """Settings that make another run of a stored one, `setting: stored → asked`; [] if it may go on."""
-    usual = flat(Config(method=config.method).as_dict())  # of settings that came later
-    before, after = usual | flat(stored), flat(config.as_dict())
-    free = set(NOT_IN_RESULTS)
-    if config.method == "fedkd" and config.fedkd.coding != "none":
-        free.discard("rounds")  # how much its coding keeps rises until the last round
-
-    def shown(values: Mapping[str, Any], name: str) -> str:
-        value = values.get(name, "(unknown)")
-        return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-    missing = object()
-    return [
-        f"{name}: {shown(before, name)} → {shown(after, name)}"
-        for name in dict.fromkeys([*after, *before])
-        if name not in free
-        and ("." not in name or name.startswith(f"{config.method}."))  # of another method
-        and before.get(name, missing) != after.get(name, missing)
-    ]
-
-
-def refuse_other_settings(place: str | Path, found: Sequence[str]) -> None:
-    """Raises where a folder holds a run that differs in `found`."""
-    if found:
-        raise PfedafmError(
-            f"{place} holds a run with other settings:\n  "
-            + "\n  ".join(found)
-            + f"\n{START_OVER}, another --run-dir leaves it as it is"
-        )

@@ -18,8 +18,7 @@ from pfedafm_jax.config import Config, bad
 from pfedafm_jax.errors import storage_error
 from pfedafm_jax.figures import legend_below, rendered
 from pfedafm_jax.files import write_atomically
-from pfedafm_jax.records import NOT_IN_RESULTS, flat
-from pfedafm_jax.results import Run, read_runs
+from pfedafm_jax.results import NOT_IN_RESULTS, Run, flat, read_runs
 from pfedafm_jax.tables import COLUMNS, cells, human, over_seeds, percent
 
 Published = Callable[[dict[str, Any]], tuple[str, float | None] | None]

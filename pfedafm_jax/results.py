@@ -20,7 +20,7 @@ from pfedafm_jax.config import Config
 from pfedafm_jax.data import Partition
 from pfedafm_jax.errors import START_OVER, PfedafmError
 from pfedafm_jax.methods import find_method
-from pfedafm_jax.records import FORMAT, NOT_IN_RESULTS, Record, Summary, digest, flat, summarize
+from pfedafm_jax.records import FORMAT, Record, Summary, digest, summarize
 from pfedafm_jax.settings import bad, suggestion
 
 
@@ -246,6 +246,14 @@ def _records(path: Path, lines: Sequence[bytes], num_clients: int) -> list[Recor
 
 # -------------------------------------------------------------------------------- labels
 
+NOT_IN_RESULTS = (
+    "rounds", "eval_every", "devices", "clients_per_step", "kernels", "store", "checkpoint_every",
+)  # fmt: skip
+"""Settings that may change when a run is resumed: its rounds so far would have been the same.
+
+(Devices, clients per step and kernels within float tolerance; see `docs/determinism.md`.)
+"""
+
 # Settings that matter only where another one has this value; those of a method matter only to it.
 MATTERS_IF: dict[str, Callable[[dict[str, Any]], bool]] = {
     "gamma": lambda settings: settings["partition"] == "dirichlet",
@@ -254,6 +262,17 @@ MATTERS_IF: dict[str, Callable[[dict[str, Any]], bool]] = {
     "synthetic_classes": lambda settings: settings["dataset"] == "synthetic",
     "synthetic_samples": lambda settings: settings["dataset"] == "synthetic",
 }
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings on one level, `pfedafm.mix_fixed`; tuples as lists, as JSON has them."""
+    found = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = list(value) if isinstance(value, tuple) else value
+    return found
 
 
 def _has(run: Run, name: str) -> bool:

@@ -14,8 +14,9 @@ from pfedafm_jax.data import Partition  # fmt: skip
 from pfedafm_jax.data.cifar import CIFAR10, Arrays, _from_pickle
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import method_names
-from pfedafm_jax.records import RunFolder, differences
+from pfedafm_jax.records import RunFolder
 from pfedafm_jax.settings import Setting, settings_of
+from pfedafm_jax.standing import differences
 
 NUMBERS = st.one_of(
     st.integers(-3, 200),

@@ -16,10 +16,11 @@ from pfedafm_jax.engine import draw_participants
 from pfedafm_jax.errors import Interrupted, PfedafmError
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.observers import Observer
-from pfedafm_jax.records import RunFolder, differences
+from pfedafm_jax.records import RunFolder
 from pfedafm_jax.results import read_run
-from pfedafm_jax.run import Task, checkpoint_folder, look, train
+from pfedafm_jax.run import train
 from pfedafm_jax.signals import Signals
+from pfedafm_jax.standing import Task, checkpoint_folder, differences, look
 
 ROUNDS = 7
 

@@ -23,7 +23,7 @@ from paper.outcome import (
 from paper.study import Found, Study, at
 from pfedafm_jax import figures, plots
 from pfedafm_jax.methods import find_method
-from pfedafm_jax.run import Task
+from pfedafm_jax.standing import Task
 from pfedafm_jax.tables import percent
 
 # ------------------------------------------------------------------------------- uneven data

@@ -11,7 +11,7 @@ from paper import case_studies, comparisons, fig_theory, tables
 from paper.outcome import Outcome, Table
 from paper.study import Found, Study
 from pfedafm_jax.progress import console
-from pfedafm_jax.run import Standing, Task
+from pfedafm_jax.standing import Standing, Task
 
 Tasks = Callable[[Study], dict[tuple[Any, ...], Task]]
 

@@ -16,7 +16,7 @@ from pfedafm_jax.models import describe, extractor_names, linear, register_extra
 from pfedafm_jax.presets import PAPER_COLUMNS, paper_scale
 from pfedafm_jax.records import TARGET_ACCURACY
 from pfedafm_jax.results import Run
-from pfedafm_jax.run import Standing, Task
+from pfedafm_jax.standing import Standing, Task
 from pfedafm_jax.training import LocalTraining
 
 FLOPS_PER_SECOND = 6e10  # two CPU cores, heterogeneous pFedAFM at N = 100: 14 s for 0.85 TFLOP

@@ -1,0 +1,127 @@
+"""What there is of a run, and what is left to do: asked once, before any work."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+
+from pfedafm_jax.checkpoint import Checkpoints
+from pfedafm_jax.config import Config
+from pfedafm_jax.errors import START_OVER, PfedafmError
+from pfedafm_jax.records import RunFolder, check_writable
+from pfedafm_jax.results import NOT_IN_RESULTS, Damaged, Run, flat, read_run
+from pfedafm_jax.settings import bad
+
+ELSEWHERE = f"{START_OVER}, another --run-dir leaves it as it is"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run to be done; without a folder everything stays in memory."""
+
+    config: Config
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A task as its folder shows it. `again`: it starts over, whatever is there."""
+
+    task: Task
+    state: Literal["new", "started", "done", "again"] = "new"
+    rounds_done: int = 0
+    run: Run | None = None  # what can be read there
+
+
+def checkpoint_folder(run_dir: str | Path) -> Path:
+    """Where a run's checkpoints are: `checkpoints/NAME` for `runs/NAME` where there is such a folder
+    beside `runs`, as in this repository; else `checkpoints` in the run's own folder."""
+    place = Path(run_dir).absolute()
+    if not (place / "checkpoints").is_dir():
+        for parent in place.parents:
+            if parent.name == "runs" and (parent.parent / "checkpoints").is_dir():
+                return parent.parent / "checkpoints" / place.relative_to(parent)
+    return place / "checkpoints"
+
+
+def look(task: Task, *, fresh: bool = False, longer: bool = False, log: Callable[[str], None] = print) -> Standing:
+    """What there is to do of a task; raises before any work where its folder cannot be used.
+
+    Args:
+        task: the run and its folder.
+        fresh: start over, whatever is there.
+        longer: a run that was started with more rounds than asked counts as this one, and one that
+            cannot be made longer starts over; otherwise both are refused.
+        log: told of damaged files that a checkpoint makes up for.
+    """
+    if task.folder is None:
+        return Standing(task)
+    place, config = task.folder, task.config
+    saved = {} if fresh else Checkpoints(checkpoint_folder(place)).manifests()
+    run = None if fresh else _read(place, bool(saved), log)
+    stored = ([run.config] if run else []) + [manifest["config"] for manifest in saved.values()]
+    started = stored[0]["rounds"] if stored else 0
+    for settings in stored:
+        same = replace(config, rounds=started) if longer else config
+        refuse_others(place, differences(settings, same))
+    config = replace(config, rounds=max(config.rounds, started)) if longer else config
+    standing = partial(Standing, Task(config, place), rounds_done=max(saved, default=0), run=run)
+    finished = run.summary.rounds if run and run.finished else 0
+    done = max(finished, *saved, 0)
+    if finished == config.rounds:
+        return standing("done", rounds_done=finished)
+    if done > config.rounds:
+        accepted = f"{done} or more, since {place} has done {done} already ({ELSEWHERE})"
+        raise bad("rounds", config.rounds, accepted)
+    if finished and not saved and not longer:
+        raise PfedafmError(
+            f"{place} is finished after {finished} rounds and has no checkpoint to resume from; " + ELSEWHERE
+        )
+    if jax.process_index() == 0:  # the one that writes
+        RunFolder(place).check()
+        check_writable(checkpoint_folder(place))
+    if fresh or (finished and not saved) or any(differences(one, config) for one in stored):
+        return standing("again", rounds_done=0)
+    return standing("started" if saved else "new")
+
+
+def _read(place: Path, saved: bool, log: Callable[[str], None]) -> Run | None:
+    """The run in a folder; None: there is none, or a damaged one that checkpoints make up for."""
+    if not (place / "config.json").exists():
+        return None
+    try:
+        run = read_run(place)
+        _ = run.finished and (run.clients, run.partition)  # both are checked when they are read
+        return run
+    except Damaged as error:
+        if not saved:
+            raise
+        log(f"warning: {error}")
+        return None
+
+
+def differences(stored: Mapping[str, Any], config: Config) -> list[str]:
+    """Settings that make another run of a stored one, `setting: stored → asked`; []: it is this."""
+    usual = flat(Config(method=config.method).as_dict())  # of settings that came later
+    before, after = usual | flat(stored), flat(config.as_dict())
+    free = set(NOT_IN_RESULTS)
+    if config.method == "fedkd" and config.fedkd.coding != "none":
+        free.discard("rounds")  # how much its coding keeps rises until the last round
+    found = []
+    for name in dict.fromkeys([*after, *before]):
+        of_another_method = "." in name and not name.startswith(f"{config.method}.")
+        values = [one.get(name, "(unknown)") for one in (before, after)]
+        if name not in free and not of_another_method and values[0] != values[1]:
+            words = [",".join(map(str, v)) if isinstance(v, list) else str(v) for v in values]
+            found.append(f"{name}: {words[0]} → {words[1]}")
+    return found
+
+
+def refuse_others(place: str | Path, found: Sequence[str]) -> None:
+    """Raises where a folder holds a run that differs in `found`."""
+    if found:
+        lines = "\n  ".join(["holds a run with other settings:", *found])
+        raise PfedafmError(f"{place} {lines}\n{ELSEWHERE}")
