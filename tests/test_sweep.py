@@ -137,11 +137,11 @@ def test_the_command_chooses_goes_on_and_leaves_a_configuration(tmp_path, capsys
     assert "2 runs of 1 rounds, 2 of them done" in again and "round 1/" not in again
 
 
-def test_data_of_ones_own_is_swept_like_any(tmp_path, monkeypatch, dataset):
+def test_data_of_ones_own_is_swept_like_any(tmp_path, dataset):
     np.savez(tmp_path / "mine.npz", images=dataset.images, labels=dataset.labels)
     own = ["--dataset", f"npz:{tmp_path / 'mine.npz'}", "--method", "standalone", "--rounds", "1"]
     arguments = [*SMALL[4:], *own, "--run-dir", str(tmp_path / "sweep"), "--grid", "learning_rate=0.01,0.1"]
-    assert sweep(monkeypatch, *arguments, "--drop-checkpoints") == 0
+    assert sweep(*arguments, "--drop-checkpoints") == 0
     assert len(json.loads((tmp_path / "sweep" / "sweep.json").read_text())) == 2
     assert Config.load(tmp_path / "sweep" / "best.toml").dataset == own[1]
     assert not list((tmp_path / "sweep").rglob("round-*"))  # the checkpoints
