@@ -37,7 +37,8 @@ class Options:
     more: argparse.Namespace  # options of one command alone
 
     def start(self, devices: int) -> bool:
-        """Meets the other processes, if there are any, and sets up the devices; whether this process is the first."""
+        """Meets the other processes, if there are any, and sets up the devices; whether this
+        process is the first."""
         if self.more.coordinator is not None:
             join(self.more.coordinator, self.more.num_processes, self.more.process_id)
         setup_devices(devices)
@@ -108,7 +109,8 @@ def parse(
     description: str,
     add_options: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
 ) -> tuple[Config, Options]:
-    """Settings by `--config`, `--preset` and `--paper`, each over the one before; explicit flags over all.
+    """Settings by `--config`, `--preset` and `--paper`, each over the one before; explicit flags
+    over all.
 
     Args:
         argv: the words of the command line.
@@ -152,7 +154,8 @@ def parse(
 
 
 def run_name(config: str) -> str:
-    """The name of a run, from the name or the file of its configuration: one folder name, never a path.
+    """The name of a run, from the name or the file of its configuration: one folder name, never a
+    path.
 
     >>> run_name("hetero_cifar10"), run_name("../my settings.toml"), run_name("...toml")
     ('hetero_cifar10', 'my_settings', 'run')

@@ -1,9 +1,9 @@
 """Every setting of a run, typed, with its default, its meaning and its check.
 
 The defaults are those of the configuration `hetero_cifar10` (N = 100, C = 10 %, 2 of 10 classes a
-client), at the length that two CPU cores finish in about ten minutes, with one difference: the named
-configuration gives three of the compared methods learning rates of their own, a bare `Config()` trains
-all methods alike. `Config.load` reads named configurations and files.
+client), at the length that two CPU cores finish in about ten minutes, with one difference: the
+named configuration gives three of the compared methods learning rates of their own, a bare
+`Config()` trains all methods alike. `Config.load` reads named configurations and files.
 """
 
 import dataclasses
@@ -47,8 +47,8 @@ class Data:
     """Settings: which images, and which client holds which of them."""
 
     dataset: str = "cifar10"
-    """cifar10, cifar100, synthetic, or your own data. Synthetic images are generated, for trying things
-    out; your own are folder:PATH (images in one folder a class), npz:PATH or tfds:NAME."""
+    """cifar10, cifar100, synthetic, or your own data. Synthetic images are generated, for trying
+    things out; your own are folder:PATH (images in one folder a class), npz:PATH or tfds:NAME."""
     image_size: Annotated[int, Ge(0), Le(4096)] = 0
     """folder: and tfds: resize images to this height and width; 0: all have one size."""
     synthetic_classes: Annotated[int, Ge(2), Le(1000)] = 10
@@ -64,8 +64,9 @@ class Data:
     min_samples: Annotated[int, Ge(2), Le(10_000_000)] = 10
     """Dirichlet: the least number of images a client gets, one of them to test on."""
     protocol: Literal["paper", "authors"] = "paper"
-    """How images become training and test data. paper: all are dealt, each client's 8:2 into both; authors:
-    4/5 of the official training images and the official test images, dealt by the same shares."""
+    """How images become training and test data. paper: all are dealt, each client's 8:2 into both;
+    authors: 4/5 of the official training images and the official test images, dealt by the same
+    shares."""
     validation_fraction: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Part of each client's training data held out for choosing settings."""
     normalisation: Literal["dataset", "imagenet"] = "dataset"
@@ -103,8 +104,8 @@ class Training:
     """Settings: the method, rounds, local epochs, SGD and the average."""
 
     method: str = "pfedafm"
-    """The federated method, one of those below. fedper and fedrep give every client the shared extractor,
-    whatever `architectures` says."""
+    """The federated method, one of those below. fedper and fedrep give every client the shared
+    extractor, whatever `architectures` says."""
     rounds: Count = 40
     """Communication rounds, the paper's T."""
     local_epochs: Epochs = 4
@@ -112,8 +113,8 @@ class Training:
     batch_size: Annotated[int, Ge(1), Le(1_000_000)] = 64
     """Images in a step. The last, partial batch of an epoch is kept."""
     learning_rate: Rate = 0.02
-    """Of the networks (η_ω = η_θ). The paper's is 0.01, for longer runs; a method may have one of its own:
-    --fml.learning-rate."""
+    """Of the networks (η_ω = η_θ). The paper's is 0.01, for longer runs; a method may have one of
+    its own: --fml.learning-rate."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
     """SGD momentum, fresh at each visit of a client."""
     weight_decay: Rate = 1e-3
@@ -121,8 +122,8 @@ class Training:
     clip_norm: Positive = 50.0
     """Gradients of each network are clipped to this global norm."""
     aggregation: Literal["samples", "uniform", "last"] = "samples"
-    """Weights of the average. samples: n_k (the paper); uniform: all equal; last: the last participant alone
-    (released code)."""
+    """Weights of the average. samples: n_k (the paper); uniform: all equal; last: the last
+    participant alone (released code)."""
     seed: Annotated[int, Ge(0), Lt(2**32)] = 0
     """Decides split, start, draws and batches."""
     eval_every: Count = 10
@@ -136,11 +137,11 @@ class Machine:
     devices: Annotated[int, Ge(0), Le(4096)] = 0
     """Devices to use; 0: all GPUs, or one per CPU core."""
     clients_per_step: Annotated[int, Ge(0), Le(65_536)] = 0
-    """Clients of one architecture trained in one vectorized step; 0: 1 on CPU, all that fall to a device on
-    GPU."""
+    """Clients of one architecture trained in one vectorized step; 0: 1 on CPU, all that fall to a
+    device on GPU."""
     kernels: Literal["auto", "native", "xla"] = "auto"
-    """Convolution and SGD on a CPU: native code, built at first use, or XLA's; auto: native where it can be
-    built."""
+    """Convolution and SGD on a CPU: native code, built at first use, or XLA's; auto: native where
+    it can be built."""
     store: Literal["auto", "memory", "disk"] = "auto"
     """Where clients' states wait between visits."""
     checkpoint_every: Annotated[int, Ge(0), Le(10_000_000)] = 5
@@ -154,18 +155,19 @@ GROUPS = (Data, Clients, Training, Machine)
 class Config(Machine, Training, Clients, Data):
     """Everything that decides a run. Frozen: `dataclasses.replace` and `updated` make another.
 
-    A method's own settings are in its class: `Config(settings=(FML.Settings(alpha=0.3),))`, or as a file
-    has them, `updated(Config(), {"fml": {"alpha": 0.3}})`; `config.fml` are those that count.
+    A method's own settings are in its class: `Config(settings=(FML.Settings(alpha=0.3),))`, or as a
+    file has them, `updated(Config(), {"fml": {"alpha": 0.3}})`; `config.fml` are those that count.
 
     >>> Config(dataset="synthetic", num_clients=20, participation=0.2).num_participants
     4
-    >>> Config(participation=0.001).check()
+    >>> Config(participation=0.001).check()  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    pfedafm_jax.errors.PfedafmError: participation = 0.001 cannot be used; accepted: at least 0.01: one of 100 clients a round
+    pfedafm_jax.errors.PfedafmError: participation = 0.001 cannot be used; accepted: at least 0.01...
     """
 
     settings: tuple[MethodSettings, ...] = ()
-    """Settings of methods, at most one a method; of a method that is not here the defaults count."""
+    """Settings of methods, at most one a method; of a method that is not here the defaults
+    count."""
 
     def __post_init__(self):
         given = self.settings
@@ -180,7 +182,8 @@ class Config(Machine, Training, Clients, Data):
 
     @classmethod
     def load(cls, name: str | Path) -> "Config":
-        """The named configuration (`hetero_cifar10`), or the TOML file (`mine.toml`), over the defaults.
+        """The named configuration (`hetero_cifar10`), or the TOML file (`mine.toml`), over the
+        defaults.
 
         >>> Config.load("hetero_cifar100").classes_per_client
         10
@@ -196,7 +199,8 @@ class Config(Machine, Training, Clients, Data):
         return cast(Own, found[0]) if found else kind()
 
     def __getattr__(self, name: str) -> Any:
-        # `config.fml`: the settings of a registered method, the defaults where nothing else was said.
+        # `config.fml`: the settings of a registered method, the defaults where nothing else was
+        # said.
         if name not in METHOD_SETTINGS:
             raise AttributeError(f"Config has no setting {name!r}{suggestion(name, _names())}")
         return self.of(METHOD_SETTINGS[name])
@@ -219,8 +223,8 @@ class Config(Machine, Training, Clients, Data):
     def check(self, dataset: "Dataset | None" = None) -> "Config":
         """Raises `PfedafmError` on the first setting that cannot work; returns itself.
 
-        The dataset may have any name, as data given by hand has; with the data at hand its classes and
-        channels count.
+        The dataset may have any name, as data given by hand has; with the data at hand its classes
+        and channels count.
         """
         check_settings(self)
         if self.method not in METHOD_SETTINGS:
@@ -256,7 +260,8 @@ class Config(Machine, Training, Clients, Data):
             raise bad("normalisation", "imagenet", f"dataset, for images that have {channels} and not 3 channels")
 
     def as_dict(self) -> dict[str, Any]:
-        """What decides the run, as JSON has it: all settings, and all of its own method's by the method's name."""
+        """What decides the run, as JSON has it: all settings, and all of its own method's by the
+        method's name."""
         values = {name: getattr(self, name) for name in settings_of(Config)}
         registered = self.method in METHOD_SETTINGS
         return values | ({self.method: dataclasses.asdict(getattr(self, self.method))} if registered else {})
@@ -278,13 +283,15 @@ def _names() -> list[str]:
     return [*settings_of(Config), *METHOD_SETTINGS]
 
 
-# ---------------------------------------------------------------------------------------------- named settings
+# ----------------------------------------------------------------------------------- named settings
 
 
 def updated(config: Config, values: Mapping[str, Any]) -> Config:
-    """`config` with some settings changed; a dictionary under a method's name changes that method's settings.
+    """`config` with some settings changed; a dictionary under a method's name changes that method's
+    settings.
 
-    A learning rate that is set is that of every method, but for those that `values` says otherwise about.
+    A learning rate that is set is that of every method, but for those that `values` says otherwise
+    about.
 
     >>> updated(Config(), {"rounds": 5, "pfedafm": {"mix_fixed": 0.5}}).pfedafm.mix_fixed
     0.5

@@ -17,7 +17,8 @@ class PfedafmError(Exception):
 
 
 class StorageError(PfedafmError):
-    """Something could not be written in the middle of a run; the last good checkpoint is still there."""
+    """Something could not be written in the middle of a run; the last good checkpoint is still
+    there."""
 
     exit_code = 1
 
@@ -45,7 +46,8 @@ def disk_is_full(error: BaseException | None) -> bool:
 
 
 def storage_error(what: str, folder: Path, error: BaseException) -> StorageError:
-    """The error for something that could not be written: what, why, and what to free where the disk is full."""
+    """The error for something that could not be written: what, why, and what to free where the disk
+    is full."""
     if not disk_is_full(error):
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error).splitlines()[:1] or [""]
         return StorageError(f"{what} could not be written ({reason if isinstance(reason, str) else reason[0]})")

@@ -8,7 +8,8 @@ from typing import IO
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Make `path` hold what `write` puts into the open file it is given; on any failure `path` is as before."""
+    """Make `path` hold what `write` puts into the open file it is given; on any failure `path` is
+    as before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, because a rename is atomic only within one file system.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")

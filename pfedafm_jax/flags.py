@@ -1,4 +1,5 @@
-"""Every setting as a flag of the command line: their spelling, their groups in the help, their values."""
+"""Every setting as a flag of the command line: their spelling, their groups in the help, their
+values."""
 
 import argparse
 from functools import partial
@@ -47,7 +48,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def setting_parser(config: Config, everything: bool = True) -> Parser:
-    """A flag for every setting, in groups, with the values of `config`; those of methods as `--fml.alpha`."""
+    """A flag for every setting, in groups, with the values of `config`; those of methods as
+    `--fml.alpha`."""
     parser = Parser(argument_default=argparse.SUPPRESS)
 
     def add(group: Any, owner: Any, name: str, setting: Setting, prefix: str = "") -> None:
@@ -89,7 +91,8 @@ def spelled(word: str) -> str:
 
 
 def print_help(options: Parser, config: Config, program: str, description: str, everything: bool) -> None:
-    """Options and settings in groups, with the values of `config`; `everything`: the rare ones and methods' own too."""
+    """Options and settings in groups, with the values of `config`; `everything`: the rare ones and
+    methods' own too."""
     settings = setting_parser(config, everything)
     print(f"usage: {program} [--config NAME] [--SETTING VALUE ...]\n\n{description.strip()}\n")
     print(options.format_help().strip() + "\n")

@@ -1,4 +1,5 @@
-"""`--plugin FILE.py`: methods and extractors from a file of one's own, registered before settings are read."""
+"""`--plugin FILE.py`: methods and extractors from a file of one's own, registered before settings
+are read."""
 
 import importlib.util
 import sys

@@ -1,4 +1,5 @@
-"""Named sets of settings that are laid over a configuration: `presets.toml`, and the paper's own length."""
+"""Named sets of settings that are laid over a configuration: `presets.toml`, and the paper's own
+length."""
 
 from functools import cache
 from pathlib import Path
@@ -40,7 +41,8 @@ def with_preset(config: Config, preset: str) -> Config:
 
 
 def paper_scale(config: Config, num_clients: int = 100) -> Config:
-    """The paper's own length, T = 500 and E = 10 at a learning rate of 0.01, at one of its three columns of N and C."""
+    """The paper's own length, T = 500 and E = 10 at a learning rate of 0.01, at one of its three
+    columns of N and C."""
     if num_clients not in PAPER_COLUMNS:
         raise bad("paper", num_clients, "10, 50 or 100 clients (with C = 100 %, 20 %, 10 %)")
     length = {"rounds": 500, "local_epochs": 10, "learning_rate": 0.01}

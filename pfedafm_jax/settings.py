@@ -1,4 +1,5 @@
-"""What a setting is: a typed field of a frozen dataclass with its default, its range and its meaning.
+"""What a setting is: a typed field of a frozen dataclass with its default, its range and its
+meaning.
 
     rounds: Count = 40
     \"\"\"Communication rounds, the paper's T.\"\"\"
@@ -35,7 +36,8 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True)
 class MethodSettings:
-    """Base of every method's `Settings`. Floats are numbers to tune; all else decides the structure."""
+    """Base of every method's `Settings`. Floats are numbers to tune; all else decides the
+    structure."""
 
     method: ClassVar[str] = ""  # whose settings these are; set where the method is defined
 
@@ -43,7 +45,7 @@ class MethodSettings:
     """Learning rate of the networks with this method; none: that of the run."""
 
 
-# ---------------------------------------------------------------------------------------------- errors
+# ------------------------------------------------------------------------------------------- errors
 
 
 def bad(setting: str, value: Any, accepted: str) -> PfedafmError:
@@ -67,7 +69,7 @@ def known(name: object, names: Iterable[str]) -> str:
     return ", ".join(names) + suggestion(name, names)
 
 
-# ---------------------------------------------------------------------------------------------- one setting
+# -------------------------------------------------------------------------------------- one setting
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,8 @@ def value_in(limit: Any, value: Any) -> bool:
 
 @cache
 def settings_of(kind: type) -> dict[str, Setting]:
-    """The settings of a class, by name, in the order of its fields; raises `TypeError` on a type that cannot be one."""
+    """The settings of a class, by name, in the order of its fields; raises `TypeError` on a type
+    that cannot be one."""
     hints, texts, found = get_type_hints(kind, include_extras=True), _texts(kind), {}
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
@@ -189,7 +192,7 @@ def _texts(kind: type) -> dict[str, str]:
     return found
 
 
-# ---------------------------------------------------------------------------------------------- all of a class
+# ----------------------------------------------------------------------------------- all of a class
 
 
 def check_settings(settings: Any, prefix: str = "") -> None:
@@ -199,7 +202,8 @@ def check_settings(settings: Any, prefix: str = "") -> None:
 
 
 def changed(settings: Kind, values: Mapping[str, Any], prefix: str = "") -> Kind:
-    """`settings` with some of them changed; lists, as files have them, become tuples. Checks names only."""
+    """`settings` with some of them changed; lists, as files have them, become tuples. Checks names
+    only."""
     names = list(settings_of(type(settings)))
     for name in values:
         if name not in names:

@@ -1,4 +1,5 @@
-"""The command itself, as a user runs it, on generated data and small networks where nothing else is asked."""
+"""The command itself, as a user runs it, on generated data and small networks where nothing else is
+asked."""
 
 import json
 import os

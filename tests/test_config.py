@@ -126,7 +126,7 @@ def test_the_groups_of_the_help_are_all_settings():
     assert {name for kind in GROUPS for name in settings_of(kind)} == set(settings_of(Config))
 
 
-# ---------------------------------------------------------------------------------------------- methods' own
+# ------------------------------------------------------------------------------------- methods' own
 
 
 def test_updates_leave_the_rest_and_lists_become_tuples():
@@ -190,7 +190,7 @@ def test_a_class_says_what_its_settings_are():
         changed(Own(), {"steps": 0}, "own.")
 
 
-# ---------------------------------------------------------------------------------------------- named, and in files
+# ------------------------------------------------------------------------------ named, and in files
 
 
 def test_a_bare_config_is_hetero_cifar10_with_one_learning_rate_for_all_methods():

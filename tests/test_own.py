@@ -1,4 +1,5 @@
-"""One's own model, data and method: the two example extractors, every kind of data, plugins, and `docs/extending.md`."""
+"""One's own model, data and method: the two example extractors, every kind of data, plugins, and
+`docs/extending.md`."""
 
 import dataclasses
 import re
@@ -46,7 +47,7 @@ def registries():
     describe.cache_clear()
 
 
-# ---------------------------------------------------------------------------------------------- extractors
+# --------------------------------------------------------------------------------------- extractors
 
 
 def taps(size: int, stride: int = 1) -> int:
@@ -108,7 +109,7 @@ def test_several_architectures_with_commas_or_spaces():
         cli.parse(["--architectures", "cnn1,resnetsmall"], "run.py", "")
 
 
-# ---------------------------------------------------------------------------------------------- grey images
+# -------------------------------------------------------------------------------------- grey images
 
 
 def digits(num: int = 60, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -146,7 +147,7 @@ def test_the_papers_networks_take_images_like_those_of_mnist():
     assert np.mean(np.asarray(seen) == 0) > np.mean(np.asarray(clean) == 0)  # erased, and padded before the crop
 
 
-# ---------------------------------------------------------------------------------------------- settings and data
+# -------------------------------------------------------------------------------- settings and data
 
 
 def test_settings_are_held_against_the_data_at_hand(dataset, config):
@@ -167,7 +168,7 @@ def test_settings_are_held_against_the_data_at_hand(dataset, config):
     assert other.digest != grey.digest
 
 
-# ---------------------------------------------------------------------------------------------- methods and plugins
+# ------------------------------------------------------------------------------ methods and plugins
 
 
 def parse(*words: str) -> Config:
@@ -316,7 +317,7 @@ def test_a_run_on_own_data_has_the_name_of_the_data(tmp_path):
         assert cli.parse(words, "run.py", "")[1].run_dir == Path("runs") / name
 
 
-# ---------------------------------------------------------------------------------------------- the guide
+# ---------------------------------------------------------------------------------------- the guide
 
 
 def command(words: list[str]) -> int:
@@ -349,7 +350,8 @@ def test_the_guide_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     assert command(own_data) == 0
     out = capsys.readouterr().out
     assert "300 images" in out and "best mean of participants" in out
-    # Two images of a class in each other's place: another dataset, which the run does not go on with.
+    # Two images of a class in each other's place: another dataset, which the run does not go on
+    # with.
     with np.load("shades.npz") as arrays:
         images, labels = arrays["images"].copy(), arrays["labels"]
     images[[0, 3]] = images[[3, 0]]

@@ -1,4 +1,5 @@
-"""Thousands of random settings, command lines and damaged files: each is used or refused, none ends in a traceback."""
+"""Thousands of random settings, command lines and damaged files: each is used or refused, none ends
+in a traceback."""
 
 import pickle
 from pathlib import Path
@@ -63,7 +64,8 @@ def plausible(setting: Setting) -> st.SearchStrategy:
 
 @st.composite
 def changes(draw) -> dict:
-    """Some settings changed, as a file or a dictionary would: nested, mostly plausible, some absurd, some unknown."""
+    """Some settings changed, as a file or a dictionary would: nested, mostly plausible, some
+    absurd, some unknown."""
     names = draw(st.lists(st.sampled_from(sorted(FIELDS)), max_size=8, unique=True))
     values: dict = {}
     for name in names:
@@ -147,7 +149,7 @@ def test_folders_that_cannot_be_are_refused(name):
         RunFolder(name).check()
 
 
-# ---------------------------------------------------------------------------------------------- damaged files
+# ------------------------------------------------------------------------------------ damaged files
 
 
 @st.composite

@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100: their files, their sizes, and the sums that every copy of them must have.
 
-The official files are read as bytes: those of the `python` version are pickles, programs for a machine that
-could be asked to do anything, so they are only looked through for the images and labels and never run. What is
-found counts only if its sums are the official ones.
+The official files are read as bytes: those of the `python` version are pickles, programs for a
+machine that could be asked to do anything, so they are only looked through for the images and
+labels and never run. What is found counts only if its sums are the official ones.
 """
 
 import hashlib
@@ -64,7 +64,8 @@ class Archive:
 
 @dataclass(frozen=True)
 class Cifar:
-    """One of the two datasets. `sums` are SHA-256 over the bytes of the four uint8 `Arrays`, in their order."""
+    """One of the two datasets. `sums` are SHA-256 over the bytes of the four uint8 `Arrays`, in
+    their order."""
 
     name: str
     num_classes: int
@@ -156,11 +157,12 @@ def check_sums(cifar: Cifar, arrays: Arrays, source: str) -> None:
             )
 
 
-# ---------------------------------------------------------------------------------------------- official files
+# ----------------------------------------------------------------------------------- official files
 
 
 def read_official(cifar: Cifar, path: Path) -> Arrays:
-    """The four arrays from an unpacked official folder (`cifar-10-batches-py` and its like) or a .tar.gz archive."""
+    """The four arrays from an unpacked official folder (`cifar-10-batches-py` and its like) or a
+    .tar.gz archive."""
     if path.is_dir():
         forms = (cifar.python, cifar.binary)
         archive = next(one for one in forms if any((path / name).is_file() for name in one.files))
@@ -180,7 +182,8 @@ def read_official(cifar: Cifar, path: Path) -> Arrays:
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """All bytes of a file; a pipe or a device, which may have no end, and a file of more than `most` are refused."""
+    """All bytes of a file; a pipe or a device, which may have no end, and a file of more than
+    `most` are refused."""
     try:
         about = path.stat()
         if not stat.S_ISREG(about.st_mode) or about.st_size > most:
@@ -192,7 +195,8 @@ def read_regular(path: Path, most: int) -> bytes:
 
 @contextmanager
 def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
-    """An archive open for reading, every way it can be damaged turned into an error that names it."""
+    """An archive open for reading, every way it can be damaged turned into an error that names
+    it."""
     try:
         with tarfile.open(path) as tar:
             yield tar
@@ -201,7 +205,8 @@ def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
 
 
 def read_members(tar: tarfile.TarFile, path: Path, names: Iterable[str]) -> dict[str, bytes]:
-    """Content of the named regular files. Nothing is ever written to disk, whatever other names the archive has."""
+    """Content of the named regular files. Nothing is ever written to disk, whatever other names the
+    archive has."""
     content, total = {}, 0
     for name in names:
         try:
@@ -248,7 +253,8 @@ def _from_binary(cifar: Cifar, content: bytes, where: str) -> tuple[np.ndarray, 
 
 
 def _from_pickle(cifar: Cifar, content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """The longest run of raw bytes are the images; the small numbers after the name of the labels are these."""
+    """The longest run of raw bytes are the images; the small numbers after the name of the labels
+    are these."""
     images, labels, inside = memoryview(b""), bytearray(), False
     try:
         for name, argument in _tokens(content):
@@ -280,7 +286,8 @@ _LENGTHS = {
 
 
 def _tokens(content: bytes) -> Iterator[tuple[str, memoryview]]:
-    """The instructions of a pickle, each with its argument as it stands there; nothing is copied or carried out."""
+    """The instructions of a pickle, each with its argument as it stands there; nothing is copied or
+    carried out."""
     at, view = 0, memoryview(content)
     while at < len(content):
         code = _CODES[content[at]]

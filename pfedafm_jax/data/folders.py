@@ -1,4 +1,5 @@
-"""Data of one's own from files: a folder of images, or arrays in a `.npz` file. Files may come from strangers."""
+"""Data of one's own from files: a folder of images, or arrays in a `.npz` file. Files may come from
+strangers."""
 
 import zipfile
 from collections.abc import Iterable
@@ -31,11 +32,12 @@ class Found(NamedTuple):
     source: str
 
 
-# ---------------------------------------------------------------------------------------------- .npz
+# --------------------------------------------------------------------------------------------- .npz
 
 
 def read_npz(path: Path) -> Found:
-    """`images` and `labels`, and where there are official test images `test_images` and `test_labels`."""
+    """`images` and `labels`, and where there are official test images `test_images` and
+    `test_labels`."""
     try:
         if path.exists() and not path.is_dir() and not (path.is_file() and zipfile.is_zipfile(path)):
             raise PfedafmError(f"{path} is not a .npz file; numpy.savez writes one")  # a pipe may have no end
@@ -63,7 +65,7 @@ def _count(train: int, test: int) -> str:
     return f"{train} training and {test} test images" if test else f"{train} images"
 
 
-# ---------------------------------------------------------------------------------------------- a folder of images
+# ------------------------------------------------------------------------------- a folder of images
 
 
 def read_folder(path: Path, image_size: int = 0) -> Found:
@@ -128,7 +130,8 @@ def _opened(path: Path) -> Image.Image:
 
 
 def _deep(image: Image.Image) -> bool:
-    """Whether a picture has more than 8 bits a channel, of which Pillow would drop the lower ones without a word."""
+    """Whether a picture has more than 8 bits a channel, of which Pillow would drop the lower ones
+    without a word."""
     for codec, _, _, told in getattr(image, "tile", ()):  # what the decoder is told of the bits
         if ";16" in str(told) or (codec.startswith("ppm") and isinstance(told, tuple) and told[-1] > 255):
             return True
@@ -136,7 +139,8 @@ def _deep(image: Image.Image) -> bool:
 
 
 def same_shape(images: Iterable[tuple[str, Image.Image]], image_size: int) -> np.ndarray:
-    """(name, picture) pairs as one array uint8 [num, height, width, 1 or 3]: grey if all are, else RGB."""
+    """(name, picture) pairs as one array uint8 [num, height, width, 1 or 3]: grey if all are, else
+    RGB."""
     found: list[np.ndarray] = []
     first: tuple[str, tuple[int, int]] | None = None
     for name, image in images:

@@ -1,4 +1,5 @@
-"""Which client holds which images: the pathological and the Dirichlet split, the paper's or the authors' way."""
+"""Which client holds which images: the pathological and the Dirichlet split, the paper's or the
+authors' way."""
 
 import math
 from dataclasses import dataclass
@@ -6,15 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
+from pfedafm_jax.data.shares import apportion, dirichlet_counts, draw_classes, pathological_counts
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.files import write_atomically
 from pfedafm_jax.settings import bad
 
 KINDS = ("pathological", "dirichlet")
 PROTOCOLS = ("paper", "authors")
-LOW_SHARE, HIGH_SHARE = 0.4, 0.6  # of the uniform shares in the released code
-MAX_REDRAWS = 100
-GAMMA_RANGE = (1e-3, 1e6)  # outside, the shares are all-or-nothing or equal anyway and the sampler overflows
 AUTHORS_TRAIN_SHARE = 4 / 5  # the released code keeps 40 000 of the 50 000 official training images
 
 
@@ -33,8 +32,8 @@ class Partition:
     def class_counts(self, labels: np.ndarray, num_classes: int) -> np.ndarray:
         """int64 [clients, classes]: how many images of a class a client holds, all parts together.
 
-        >>> train, nothing = (np.array([0, 1, 2]), np.array([3])), (np.zeros(0, int), np.zeros(0, int))
-        >>> Partition(train, test=nothing, validation=nothing).class_counts(np.array([0, 0, 2, 1]), num_classes=3)
+        >>> train, nothing = (np.array([0, 1, 2]), np.array([3])), (np.zeros(0, int),) * 2
+        >>> Partition(train, nothing, nothing).class_counts(np.array([0, 0, 2, 1]), num_classes=3)
         array([[2, 0, 1],
                [0, 1, 0]])
         """
@@ -102,14 +101,16 @@ def make_partition(
         labels: int [num], training images first.
         num_train: how many of them are official training images.
         num_clients: N in the paper.
-        kind: "pathological": every client holds images of exactly `classes_per_client` classes, a class is shared
-            by its owners in proportions U(0.4, 0.6); "dirichlet": every class is spread over all clients in
-            proportions Dirichlet(`gamma`), each client then holding at least `min_samples` images.
+        kind: "pathological": every client holds images of exactly `classes_per_client` classes, a
+            class is shared by its owners in proportions U(0.4, 0.6); "dirichlet": every class is
+            spread over all clients in proportions Dirichlet(`gamma`), each client then holding at
+            least `min_samples` images.
         classes_per_client: pathological only.
         gamma: Dirichlet only; the smaller, the more unequal.
-        protocol: "paper": all images are dealt, then each client's are cut into train and test by `test_fraction`,
-            class by class; "authors", as in the released code: four fifths of the official training images
-            and all official test images, both dealt in the same proportions; `test_fraction` does not matter.
+        protocol: "paper": all images are dealt, then each client's are cut into train and test by
+            `test_fraction`, class by class; "authors", as in the released code: four fifths of the
+            official training images and all official test images, both dealt in the same
+            proportions; `test_fraction` does not matter.
         test_fraction: of a client's images.
         validation_fraction: of a client's training images, set apart.
         min_samples: Dirichlet only.
@@ -139,12 +140,14 @@ def make_partition(
     ):
         if not fine:
             raise bad(name, value, accepted)
-    # One stream per decision, so that e.g. another validation_fraction leaves the rest of the split as it was.
-    deal_rng, keep_rng, order_rng, cut_rng, validation_rng = (
+    # One stream per decision, so that e.g. another validation_fraction leaves the rest of the split
+    # as it was.
+    share_rng, keep_rng, order_rng, cut_rng, validation_rng = (
         np.random.Generator(np.random.PCG64(child)) for child in np.random.SeedSequence(seed).spawn(5)
     )
 
-    # A pool is dealt as a whole; `least` is what every client needs of it for no part of its data to be empty.
+    # A pool is dealt as a whole; `least` is what every client needs of it for no part of its data
+    # to be empty.
     held_out = 1 if validation_fraction > 0 else 0
     if protocol == "paper":
         pools, least = [np.arange(len(labels))], [2 + held_out]
@@ -153,13 +156,13 @@ def make_partition(
         pools, least = [kept, np.arange(num_train, len(labels))], [1 + held_out, 1]
     sizes = [np.bincount(labels[pool], minlength=num_classes) for pool in pools]
     if kind == "pathological":
-        owned = deal_classes(deal_rng, num_clients, classes_per_client, num_classes)
-        counts = deal_pathological(deal_rng, owned, sizes, least)
+        owned = draw_classes(share_rng, num_clients, classes_per_client, num_classes)
+        counts = pathological_counts(share_rng, owned, sizes, least)
     else:
         # min_samples over the pools in proportion to their size, rounded up.
         total = sum(len(pool) for pool in pools)
         least = [max(low, math.ceil(min_samples * len(pool) / total)) for low, pool in zip(least, pools, strict=True)]
-        counts = deal_dirichlet(deal_rng, gamma, num_clients, sizes, least)
+        counts = dirichlet_counts(share_rng, gamma, num_clients, sizes, least)
 
     dealt = [_hand_out(order_rng, labels, pool, count) for pool, count in zip(pools, counts, strict=True)]
     if protocol == "paper":
@@ -179,7 +182,8 @@ def make_partition(
 
 
 def _hand_out(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
-    """Give each client `counts[client, class]` random indices of each class in `pool`, none twice."""
+    """Give each client `counts[client, class]` random indices of each class in `pool`, none
+    twice."""
     dealt: list[list[np.ndarray]] = [[] for _ in range(len(counts))]
     for cls in range(counts.shape[1]):
         indices = rng.permutation(pool[labels[pool] == cls])
@@ -192,134 +196,15 @@ def _hand_out(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray, co
 def _cut(
     rng: np.random.Generator, labels: np.ndarray, mine: np.ndarray, fraction: float, reserve: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(rest, `fraction`) of a client's indices, alike in their classes; at least 1 + `reserve` and 1 of them."""
+    """(rest, `fraction`) of a client's indices, alike in their classes; at least 1 + `reserve` and
+    1 of them."""
     wanted = min(max(round(len(mine) * fraction), 1), len(mine) - 1 - reserve)
     mine = mine[np.argsort(labels[mine], kind="stable")]  # `_hand_out` has shuffled within a class
     classes, starts, sizes = np.unique(labels[mine], return_index=True, return_counts=True)
-    # Ties in the rounding go to random classes, else the first ones would be tested on more everywhere.
+    # Ties in the rounding go to random classes, else the first ones would be tested on more
+    # everywhere.
     order = rng.permutation(len(classes))
     taken = np.zeros(len(classes), np.int64)
     taken[order] = apportion(wanted, sizes[order])
     out = np.concatenate([np.arange(start, start + take) for start, take in zip(starts, taken, strict=True)])
     return np.delete(mine, out), mine[out]
-
-
-# ---------------------------------------------------------------------------------------------- how many of each class
-#
-# A *pool* is a set of images dealt as a whole (all of them, or the training and the test images apart); the same
-# proportions are used for every pool. Counts are int64 [clients, classes].
-
-
-def deal_classes(
-    rng: np.random.Generator, num_clients: int, classes_per_client: int, num_classes: int
-) -> list[np.ndarray]:
-    """Per client, the distinct classes it owns; every class has as equally many owners as can be.
-
-    Each client in turn draws at random among the classes with most owners still to find, never one that it
-    already has. That cannot get stuck. With m clients to go, no class lacks more than m owners and together they
-    lack m*k (true at the start: N*k slots in equal parts are at most N each, as k <= C). So at least k classes
-    still lack an owner; at most k lack m, and these, being the maximum, are all drawn by the next client: again
-    no class lacks more than m - 1.
-    """
-    if not 1 <= classes_per_client <= num_classes:
-        raise bad("classes_per_client", classes_per_client, f"1 to {num_classes}, the classes there are")
-    slots = np.full(num_classes, num_clients * classes_per_client // num_classes)
-    slots[rng.permutation(num_classes)[: num_clients * classes_per_client % num_classes]] += 1
-    owned = []
-    for _ in range(num_clients):
-        # The k largest, ties broken at random: the same as k draws, one by one, among the largest not yet held.
-        mine = np.lexsort((rng.random(num_classes), -slots))[:classes_per_client]
-        slots[mine] -= 1
-        owned.append(np.sort(mine))
-    return owned
-
-
-def deal_pathological(
-    rng: np.random.Generator, owned: list[np.ndarray], sizes: list[np.ndarray], least: list[int]
-) -> list[np.ndarray]:
-    """Split every class among its owners by shares U(0.4, 0.6), renormalised. One count array per pool.
-
-    Args:
-        owned: per client, its classes.
-        sizes: per pool, int [classes]: how many images there are.
-        least: per pool, how many images a client needs at least.
-    """
-    num_classes = len(sizes[0])
-    counts = [np.zeros((len(owned), num_classes), np.int64) for _ in sizes]
-    for cls in range(num_classes):
-        owners = [client for client, classes in enumerate(owned) if cls in classes]
-        if not owners:
-            continue
-        shares = rng.uniform(LOW_SHARE, HIGH_SHARE, len(owners))
-        for pool, (size, low) in enumerate(zip(sizes, least, strict=True)):
-            each = -(-low // len(owned[owners[0]]))  # one image of every class, more if the classes are too few
-            if size[cls] < each * len(owners):
-                raise PfedafmError(
-                    f"class {cls} has {size[cls]} images to deal, too few for the {len(owners)} clients that share it "
-                    f"(num_clients {len(owned)}, classes_per_client {len(owned[owners[0]])}): "
-                    f"at least {each * len(owners)} are needed. Use fewer clients or more data"
-                )
-            counts[pool][owners, cls] = apportion(int(size[cls]), shares, each)
-    return counts
-
-
-def deal_dirichlet(
-    rng: np.random.Generator, gamma: float, num_clients: int, sizes: list[np.ndarray], least: list[int]
-) -> list[np.ndarray]:
-    """Split every class over all clients by Dirichlet(gamma) shares, every client getting `least` images per pool.
-
-    Shares that leave somebody with too little are drawn again, up to `MAX_REDRAWS` times; after that, images
-    move from those who have most. So it ends, whatever gamma is.
-    """
-    if not GAMMA_RANGE[0] <= gamma <= GAMMA_RANGE[1]:
-        raise bad("gamma", gamma, f"{GAMMA_RANGE[0]:g} to {GAMMA_RANGE[1]:g}")
-    for size, low in zip(sizes, least, strict=True):
-        if size.sum() < num_clients * low:
-            raise PfedafmError(
-                f"{num_clients} clients with at least {low} images each need {num_clients * low}, but there are "
-                f"{size.sum()} to deal. Lower num_clients or min_samples"
-            )
-    counts: list[np.ndarray] = []
-    for _ in range(MAX_REDRAWS):
-        shares = rng.dirichlet(np.full(num_clients, gamma), len(sizes[0]))
-        counts = [
-            np.stack([apportion(int(num), share) for num, share in zip(size, shares, strict=True)], axis=1)
-            for size in sizes
-        ]
-        if all(count.sum(axis=1).min() >= low for count, low in zip(counts, least, strict=True)):
-            return counts
-    for count, low in zip(counts, least, strict=True):
-        _level(count, low)
-    return counts
-
-
-def _level(counts: np.ndarray, least: int) -> None:
-    """Move images, in place, from the clients with most to those with fewer than `least`.
-
-    There are enough for all, so while somebody lacks some, the richest has some to spare: every step moves at
-    least one image to where it stays.
-    """
-    totals = counts.sum(axis=1)
-    while totals.min() < least:
-        poor, rich = int(totals.argmin()), int(totals.argmax())
-        cls = int(counts[rich].argmax())
-        moved = min(least - totals[poor], totals[rich] - least, counts[rich, cls])
-        counts[rich, cls] -= moved
-        counts[poor, cls] += moved
-        totals[rich] -= moved
-        totals[poor] += moved
-
-
-def apportion(total: int, shares: np.ndarray, least: int = 0) -> np.ndarray:
-    """Whole numbers that add up to `total`, in proportion to `shares`, each `least` or more: int64 [num].
-
-    Largest remainders: nobody is off its exact share by one or more, unless `least` asks for it.
-    """
-    exact = total * (shares / shares.sum())
-    counts = np.floor(exact).astype(np.int64)
-    missing = total - int(counts.sum())
-    counts[np.argsort(counts - exact, kind="stable")[:missing]] += 1
-    while counts.min() < least:
-        counts[counts.argmax()] -= 1
-        counts[counts.argmin()] += 1
-    return counts

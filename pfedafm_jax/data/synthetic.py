@@ -1,8 +1,8 @@
 """Images with class structure made from nothing, for trying things out and for tests.
 
-Every class has a few smooth random patterns. An image is one of them, shifted, at a random contrast, with a smooth
-pattern that belongs to no class laid over it, and noise. A small network learns it within a few epochs, and
-not all at once.
+Every class has a few smooth random patterns. An image is one of them, shifted, at a random
+contrast, with a smooth pattern that belongs to no class laid over it, and noise. A small network
+learns it within a few epochs, and not all at once.
 """
 
 import numpy as np
@@ -18,9 +18,11 @@ CHUNK = 64
 
 
 def make_synthetic(num_classes: int = 10, num_samples: int = 6000, seed: int = 0, image_size: int = 32) -> Arrays:
-    """Five sixths training, one sixth test images, like CIFAR: uint8 [num, image_size, image_size, 3].
+    """Five sixths training, one sixth test images, like CIFAR: uint8 [num, image_size, image_size,
+    3].
 
-    The same arguments give the same images on every machine. Classes are as equal in size as can be in both parts.
+    The same arguments give the same images on every machine. Classes are as equal in size as can be
+    in both parts.
     """
     least = {"num_classes": 2, "num_samples": 2 * num_classes, "seed": 0, "image_size": 4}
     for name, value in zip(least, (num_classes, num_samples, seed, image_size), strict=True):
@@ -48,7 +50,8 @@ def _images(
     contrast = rng.integers(8, 25, num, np.int16)  # in sixteenths
     other = rng.integers(len(distractors), size=num)
     shifts = rng.integers(2 * MAX_SHIFT + 1, size=(num, 4))
-    # 16-bit integers hold every intermediate value, are fast, and give the same images on every machine.
+    # 16-bit integers hold every intermediate value, are fast, and give the same images on every
+    # machine.
     scaled: dict[tuple[int, int], np.ndarray] = {}  # a pattern at a contrast
     each = zip(which.tolist(), contrast.tolist(), other.tolist(), shifts.tolist(), strict=True)
     images = np.empty((num, size, size, 3), np.uint8)
@@ -69,7 +72,8 @@ def _images(
 
 
 def _smooth(rng: np.random.Generator, num: int, size: int, amplitude: int, cell: int = 8) -> np.ndarray:
-    """int16 [num, size, size, 3] within +-`amplitude`: random values on a coarse grid, linear in between."""
+    """int16 [num, size, size, 3] within +-`amplitude`: random values on a coarse grid, linear in
+    between."""
     grid = size // cell + 2
     coarse = rng.integers(-amplitude, amplitude + 1, (num, grid, grid, 3))
     at = np.arange(size)

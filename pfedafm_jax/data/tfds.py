@@ -1,10 +1,12 @@
-"""TensorFlow Datasets, without TensorFlow: CIFAR, and any other image classification dataset by its name.
+"""TensorFlow Datasets, without TensorFlow: CIFAR, and any other image classification dataset by its
+name.
 
-What is prepared is read without TensorFlow. TFDS itself needs TensorFlow to unpack CIFAR's archive and to encode
-its images, and for nothing else there: the two builders below do those steps with the standard library and
-Pillow, under the stock name, version and layout, so that a folder they prepare is an ordinary TFDS folder and
-the other way round. Other datasets are prepared by TFDS itself; where TensorFlow is missing, the message says
-how to prepare one elsewhere.
+What is prepared is read without TensorFlow. TFDS itself needs TensorFlow to unpack CIFAR's archive
+and to encode
+its images, and for nothing else there: the two builders below do those steps with the standard
+library and Pillow, under the stock name, version and layout, so that a folder they prepare is an
+ordinary TFDS folder and the other way round. Other datasets are prepared by TFDS itself; where
+TensorFlow is missing, the message says how to prepare one elsewhere.
 """
 
 import contextlib
@@ -35,8 +37,8 @@ def default_dir() -> Path:
 def find_prepared(name: str, root: Path, any_version: bool = False) -> Path | None:
     """The newest prepared version of a dataset (`cifar10`, or `name/config`) under `root`.
 
-    `root` is the TFDS folder, the dataset's folder in it or a version of that; `any_version`: also one that
-    lies elsewhere.
+    `root` is the TFDS folder, the dataset's folder in it or a version of that; `any_version`: also
+    one that lies elsewhere.
     """
     infos = [root / "dataset_info.json"] if any_version or root.parent.name == name else []
     for folder in (root, root / name):
@@ -49,11 +51,12 @@ def _version(info: Path) -> tuple[int, ...]:
     return tuple(int(part) if part.isdigit() else -1 for part in info.parent.name.split("."))
 
 
-# ---------------------------------------------------------------------------------------------- CIFAR
+# -------------------------------------------------------------------------------------------- CIFAR
 
 
 def read_cifar(cifar: Cifar, folder: Path) -> Arrays:
-    """The four arrays from a prepared folder in array_record or tfrecord form, back in the official order."""
+    """The four arrays from a prepared folder in array_record or tfrecord form, back in the official
+    order."""
     try:
         import tensorflow_datasets as tfds  # slow to import, and needed only here
 
@@ -68,10 +71,12 @@ def read_cifar(cifar: Cifar, folder: Path) -> Arrays:
 
 
 def download_cifar(cifar: Cifar, tfds_dir: Path) -> Arrays:
-    """Download and prepare with TFDS under `tfds_dir`, then read. Fails within seconds if the host is out of reach."""
+    """Download and prepare with TFDS under `tfds_dir`, then read. Fails within seconds if the host
+    is out of reach."""
     try:
         builder = _builder(cifar, tfds_dir)
-        # TFDS retries an unreachable host for minutes without a word, so it is left alone until the host answers.
+        # TFDS retries an unreachable host for minutes without a word, so it is left alone until the
+        # host answers.
         _check_reachable(builder.archive_url)
         # TFDS reports on standard output, which belongs to our own results.
         with contextlib.redirect_stdout(sys.stderr):
@@ -84,7 +89,8 @@ def download_cifar(cifar: Cifar, tfds_dir: Path) -> Arrays:
 
 
 def _split(builder: Any, split: str, cifar: Cifar) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of a split. TFDS shuffles what it writes; the ids say where each example was."""
+    """Images and labels of a split. TFDS shuffles what it writes; the ids say where each example
+    was."""
     num = builder.info.splits[split].num_examples
     images = np.zeros((num, IMAGE_SIZE, IMAGE_SIZE, 3), np.uint8)
     labels = np.zeros(num, np.uint8)
@@ -142,11 +148,12 @@ def _builder(cifar: Cifar, tfds_dir: Path) -> Any:
     return WithoutTensorFlow(data_dir=str(tfds_dir), file_format="array_record")
 
 
-# ---------------------------------------------------------------------------------------------- any dataset
+# -------------------------------------------------------------------------------------- any dataset
 
 
 def read_tfds(name: str, data_dir: Path | None, image_size: int = 0, *, offline: bool = False, log: Log) -> Found:
-    """The `train` and, where there is one, the `test` split of a dataset (`mnist`, or `name/config`)."""
+    """The `train` and, where there is one, the `test` split of a dataset (`mnist`, or
+    `name/config`)."""
     root = default_dir() if data_dir is None else data_dir
     folder = find_prepared(name, root, any_version=True)
     try:
@@ -217,7 +224,7 @@ def _picture(pixels: np.ndarray, folder: Path) -> Image.Image:
     return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
-# ---------------------------------------------------------------------------------------------- what both need
+# ----------------------------------------------------------------------------------- what both need
 
 
 def _check_reachable(url: str, seconds: float = REACH_SECONDS) -> None:
@@ -245,7 +252,8 @@ def _examples(builder: Any, split: str) -> Iterator[dict[str, Any]]:
     """The examples of a prepared split, decoded."""
     paths = [Path(str(path)) for path in builder.info.splits[split].filepaths]
     if any(".tfrecord" in path.name for path in paths):
-        # TFDS reads this form only through TensorFlow, yet the framing is simple and the rest is TFDS's own.
+        # TFDS reads this form only through TensorFlow, yet the framing is simple and the rest is
+        # TFDS's own.
         for path in paths:
             for record in _tfrecords(path):
                 yield builder.info.features.deserialize_example_np(record)
@@ -254,7 +262,8 @@ def _examples(builder: Any, split: str) -> Iterator[dict[str, Any]]:
 
 
 def _tfrecords(path: Path) -> Iterator[bytes]:
-    """Records of a TFRecord file: 8 bytes length, 4 bytes checksum, the record, 4 bytes checksum."""
+    """Records of a TFRecord file: 8 bytes length, 4 bytes checksum, the record, 4 bytes
+    checksum."""
     content = path.read_bytes()
     offset = 0
     while offset < len(content):

@@ -20,7 +20,8 @@ from pfedafm_jax.data.cifar import CIFAR10, CIFAR100, Arrays, Cifar, sums_of
 
 
 class Tiny:
-    """A dataset of 20 training and 4 test images with the sums to go with it, and writers for every form."""
+    """A dataset of 20 training and 4 test images with the sums to go with it, and writers for every
+    form."""
 
     def __init__(self, official: Cifar):
         rng = np.random.default_rng(official.num_classes)
@@ -78,7 +79,8 @@ class Tiny:
 
 
 def python_2_pickle(planes: np.ndarray, labels: np.ndarray, label_key: bytes) -> bytes:
-    """As in the published files: protocol 2 of Python 2, dtype('u1', 0, 1), raw strings instead of bytes objects."""
+    """As in the published files: protocol 2 of Python 2, dtype('u1', 0, 1), raw strings instead of
+    bytes objects."""
 
     def text(raw: bytes) -> bytes:
         return (b"U" + bytes([len(raw)]) if len(raw) < 256 else b"T" + struct.pack("<i", len(raw))) + raw
@@ -186,7 +188,8 @@ _CLASS_NAMES = {
 
 @pytest.fixture
 def as_tfrecord():
-    """Rewrite a prepared array_record folder as the tfrecord folder that TFDS with TensorFlow would have made."""
+    """Rewrite a prepared array_record folder as the tfrecord folder that TFDS with TensorFlow would
+    have made."""
 
     def convert(version: Path) -> None:
         from array_record.python.array_record_module import ArrayRecordReader

@@ -1,4 +1,5 @@
-"""Every place CIFAR can come from yields the same arrays, every way it can be wrong is named, and it is fetched once."""
+"""Every place CIFAR can come from yields the same arrays, every way it can be wrong is named, and
+it is fetched once."""
 
 import contextlib
 import json
@@ -28,7 +29,7 @@ def assert_is(dataset, tiny):
     assert dataset.image_shape == (32, 32, 3)
 
 
-# ---------------------------------------------------------------------------------------------- official files
+# ----------------------------------------------------------------------------------- official files
 
 
 @pytest.mark.parametrize("form", ["python", "binary"])
@@ -150,7 +151,7 @@ def test_data_dir_without_a_copy_does_not_fall_through_to_downloading(tiny, tmp_
         load_dataset(tiny.cifar.name, offline=True)
 
 
-# ---------------------------------------------------------------------------------------------- TFDS
+# --------------------------------------------------------------------------------------------- TFDS
 
 
 def test_tfds_downloads_prepares_and_restores_the_official_order(tiny, tfds_folder, as_tfrecord, monkeypatch):
@@ -245,7 +246,7 @@ def test_damaged_npm_package_names_the_member(tiny10, tmp_path, member, content,
     assert member in str(caught.value)
 
 
-# ---------------------------------------------------------------------------------------------- the cache
+# ---------------------------------------------------------------------------------------- the cache
 
 
 @pytest.fixture

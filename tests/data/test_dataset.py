@@ -1,4 +1,5 @@
-"""Data of one's own: arrays, a folder of images, a file, anything that TFDS has prepared, and what is wrong with it."""
+"""Data of one's own: arrays, a folder of images, a file, anything that TFDS has prepared, and what
+is wrong with it."""
 
 import io
 import os

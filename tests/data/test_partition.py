@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pfedafm_jax.data import Partition, make_partition
-from pfedafm_jax.data.partition import apportion, deal_classes, deal_dirichlet
+from pfedafm_jax.data.shares import apportion, dirichlet_counts, draw_classes
 from pfedafm_jax.errors import PfedafmError
 
 QUICK = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -40,7 +40,7 @@ def problems(draw):
 @QUICK
 def test_no_class_is_dealt_twice_to_a_client_and_classes_have_equally_many_owners(num_clients, num_classes, data):
     k = data.draw(st.integers(1, num_classes))
-    owned = deal_classes(np.random.default_rng(data.draw(st.integers(0, 999))), num_clients, k, num_classes)
+    owned = draw_classes(np.random.default_rng(data.draw(st.integers(0, 999))), num_clients, k, num_classes)
     assert all(len(mine) == len(set(mine)) == k for mine in owned)
     owners = np.bincount(np.concatenate(owned), minlength=num_classes)
     assert owners.max() - owners.min() <= 1 and owners.sum() == num_clients * k
@@ -56,7 +56,8 @@ def test_pathological_paper_split(problem, k, validation_fraction, seed):
     try:
         split = make_partition(labels, num_train, num_clients, **options)
     except PfedafmError:
-        # Only ever refused for a reason: too many classes asked for, or a class too small for its owners.
+        # Only ever refused for a reason: too many classes asked for, or a class too small for its
+        # owners.
         owners = -(-num_clients * k // num_classes)
         per_owner = -(-(2 + (validation_fraction > 0)) // k)
         smallest = np.bincount(labels, minlength=num_classes).min() if len(labels) else 0
@@ -165,8 +166,9 @@ def test_smaller_gamma_is_more_unequal():
 
 
 def test_repair_gives_everyone_enough_when_redraws_do_not():
-    # At gamma 0.001 a class falls whole to one client: 2 classes, so 48 of 50 clients go empty without repair.
-    counts, tests = deal_dirichlet(
+    # At gamma 0.001 a class falls whole to one client: 2 classes, so 48 of 50 clients go empty
+    # without repair.
+    counts, tests = dirichlet_counts(
         np.random.default_rng(0), 0.001, 50, [np.array([300, 300]), np.array([40, 10])], [12, 1]
     )
     assert (counts.sum(axis=1) >= 12).all() and (counts.sum(axis=0) == [300, 300]).all()
