@@ -10,10 +10,8 @@ The theory is about a client's whole model h = (θ, ω_k, α_k) and its loss on 
   aggregated  the same with the average that the server has made of them        ((t+1)E + 0)
 """
 
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -27,10 +25,8 @@ from pfedafm_jax.engine import Programs, draw_participants
 from pfedafm_jax.engine.visit import client_key
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.files import write_atomically
 from pfedafm_jax.methods.pfedafm import PFedAFM, mix_features
 from pfedafm_jax.models import Architecture
-from pfedafm_jax.standing import differences
 from pfedafm_jax.training import ClientData, cross_entropy
 
 Tree = Any
@@ -198,30 +194,12 @@ def _finite(values: Any) -> bool:
 # --------------------------------------------------------------- the study
 
 
-def study(
-    config: Config,
-    run_dir: str | Path,
-    data_dir: str | None = None,
-    log: Callable[[str], None] = print,
-) -> dict[str, Any]:
-    """Trains as `config` says and measures on the way; kept in `run_dir/theory.json`.
-
-    Where that file is already, it is read; one of other settings is refused.
-    """
-    path = Path(run_dir) / "theory.json"
-    stored = stored_result(path)
-    if stored is not None:
-        found, done = differences(stored["config"], config), len(stored["rounds"])
-        found += [] if done == config.rounds else [f"rounds: {done} → {config.rounds}"]
-        if found:
-            text = "\n  ".join(["was measured with other settings, remove it first:", *found])
-            raise PfedafmError(f"{path} {text}")
-        return stored
+def study(config: Config, data_dir: str | None = None, log: Callable[[str], None] = print) -> dict[str, Any]:
+    """Trains as `config` says and measures on the way: see `outcome`; all of it is plain JSON."""
     own = config.pfedafm
-    if config.method != "pfedafm":
-        raise bad("method", config.method, "pfedafm, which the theory is about")
-    if own.training != "iterative" or own.mix_relay or own.leak_momentum:
-        raise bad("pfedafm", own, "iterative training without mix_relay and leak_momentum")
+    strange = own.training != "iterative" or own.mix_relay or own.leak_momentum
+    if config.method != "pfedafm" or strange:
+        raise bad("method", config.method, "pfedafm with iterative training, as in the paper")
     experiment = Experiment(config, data_dir=data_dir, log=log)
     programs, rounds, running = experiment.programs, [], experiment.rounds()
     for number in range(1, config.rounds + 1):
@@ -236,19 +214,7 @@ def study(
             norms = [each["squared_gradient"]["start"] for each in finite]
             shown = f"{np.mean(norms):.3g}" if norms else "not finite"
             log(f"theory: round {number}/{config.rounds}, ‖∇L‖² at its start {shown}")
-    result = {"config": config.as_dict(), **outcome(rounds, config), "rounds": rounds}
-    text = json.dumps(result, indent=1, allow_nan=False) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
-    return json.loads(text)
-
-
-def stored_result(path: Path) -> dict[str, Any] | None:
-    """What an earlier study has left; None: nothing, or a damaged file."""
-    try:
-        result = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return result if isinstance(result, dict) and {"config", "rounds"} <= result.keys() else None
+    return {"config": config.as_dict(), **outcome(rounds, config), "rounds": rounds}
 
 
 def _drawn(config: Config, number: int) -> list[int]:

@@ -1,8 +1,10 @@
 """The paper's tables and figures by name: which runs each needs, and what makes an outcome of them."""
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import theory
@@ -10,6 +12,7 @@ import theory
 from paper import case_studies, comparisons, fig_theory, tables
 from paper.outcome import Outcome, Table
 from paper.study import Found, Study
+from pfedafm_jax.files import write_atomically
 from pfedafm_jax.progress import console
 from pfedafm_jax.standing import Standing, Task
 
@@ -38,25 +41,28 @@ def _uneven(about: str, points: case_studies.Points, changes: case_studies.Chang
 
 
 def theory_standing(study: Study) -> Standing:
-    """A training of its own; one with more rounds than asked for is used as it is."""
+    """A training of its own, done where its folder has what was measured with these settings."""
     task = study.task("pfedafm", study.datasets[0], study.one_seed[0], variation="theory")
-    assert task.folder is not None
-    stored = theory.stored_result(task.folder / "theory.json")
-    done = len(stored["rounds"]) if stored else 0
-    if not done or (done < task.config.rounds and not study.only_finished):
-        return Standing(task, "again" if done else "new")
-    return Standing(replace(task, config=replace(task.config, rounds=done)), "done", done)
+    return Standing(task, "done" if _measured(task) else "new")
+
+
+def _measured(task: Task) -> dict[str, Any] | None:
+    path = (task.folder or Path()) / "theory.json"
+    result = json.loads(path.read_text()) if path.exists() else {}
+    return result if result.get("config") == json.loads(json.dumps(task.config.as_dict())) else None
 
 
 def _theory(study: Study, found: Found) -> Outcome | None:
     """What the paper's assumptions and bound look like in a run."""
-    standing = theory_standing(study)
-    task = standing.task
-    if task.folder is None or (study.only_finished and standing.state != "done"):
+    task = theory_standing(study).task
+    result = _measured(task)
+    if result is None and study.only_finished:
         return None
-    if standing.state == "again":
-        (task.folder / "theory.json").unlink()  # a shorter one, which cannot be resumed
-    result = theory.study(task.config, task.folder, study.data_dir, console.print)
+    if result is None:
+        result = theory.study(task.config, study.data_dir, console.print)
+        text = json.dumps(result, indent=1, allow_nan=False) + "\n"
+        path = (task.folder or Path()) / "theory.json"
+        write_atomically(path, lambda file: file.write(text.encode()))
     table = Table("", ("", "measured"), fig_theory.rows(result))
     return Outcome("The theory in a run", [table], fig_theory.figure(result))
 
