@@ -2,19 +2,18 @@
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paper import numbers
 from paper.items import ITEMS, theory_standing
-from paper.outcome import lengths
+from paper.outcome import Table, lengths
 from paper.study import SCALES, Found, Scale, Study, estimator, name_of
-from rich.table import Table
 
 from pfedafm_jax import cli, setup_devices
 from pfedafm_jax.compare import run_all
 from pfedafm_jax.config import bad, known
-from pfedafm_jax.methods import method_names
+from pfedafm_jax.methods import chosen_methods
 from pfedafm_jax.progress import console, in_words
 from pfedafm_jax.records import check_writable
 from pfedafm_jax.results import Run
@@ -36,7 +35,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("item", nargs="+", metavar="ITEM", help="one or more of the items below")
     add("--scale", default="quick", metavar="NAME", help=f"{', '.join(SCALES)} (default: quick)")
     add("--rounds", type=int, metavar="R", help="communication rounds instead of the scale's")
-    add("--seeds", metavar="0,1,…", help="default: 0, and three for fig-mix-lr")
+    add("--seeds", default="", metavar="0,1,…", help="default: 0, and three for fig-mix-lr")
     add("--methods", metavar="A,B,…", help="instead of those that the paper compares, or all")
     add("--datasets", metavar="A,B", help="cifar10, cifar100 (default: both; smoke: the first)")
     add("--data-dir", metavar="DIR", help="folder or archive with the datasets")
@@ -53,59 +52,40 @@ def rounds_of(scale: Scale) -> str:
     return " to ".join(map(str, sorted({*scale.rounds.values()})))
 
 
-def names(given: str, setting: str, accepted: Sequence[str]) -> tuple[str, ...]:
-    """Names with commas between them; `all`: every one."""
-    chosen = tuple(accepted) if given == "all" else tuple(dict.fromkeys(given.split(",")))
-    for name in chosen:
-        if name not in accepted:
-            raise bad(setting, name, "all, or some of " + known(name, accepted))
-    return chosen
-
-
 def study_of(asked: argparse.Namespace) -> Study:
     """What was asked for, checked."""
     if asked.scale not in SCALES:
         raise bad("scale", asked.scale, known(asked.scale, SCALES))
     if asked.rounds is not None and asked.rounds < 1:
         raise bad("rounds", asked.rounds, "1 or more")
-    scale, seeds = SCALES[asked.scale], None
-    if asked.seeds is not None:
-        try:
-            seeds = tuple(dict.fromkeys(int(seed) for seed in asked.seeds.split(",")))
-        except ValueError:
-            raise bad("seeds", asked.seeds, "whole numbers like 0,1,2") from None
-    datasets, methods = scale.datasets, None
-    if asked.datasets is not None:
-        datasets = names(asked.datasets, "datasets", tuple(numbers.DATASETS))
-    if asked.methods is not None:
-        methods = names(asked.methods, "methods", method_names())
+    scale = SCALES[asked.scale]
+    datasets = tuple(asked.datasets.split(",")) if asked.datasets else scale.datasets
+    for name in datasets:
+        if name not in numbers.DATASETS:
+            raise bad("datasets", name, known(name, numbers.DATASETS))
+    methods = chosen_methods(asked.methods) if asked.methods else None
     base = Path(asked.run_dir or f"runs/reproduce-{scale.name}")
-    return Study(scale, base, datasets, methods, seeds, asked.rounds, asked.data_dir, asked.only_finished)
+    given = methods, cli.seeds(asked.seeds), asked.rounds, asked.data_dir, asked.only_finished
+    return Study(scale, base, datasets, *given)
 
 
-def print_plan(study: Study, items: Sequence[str], seconds: dict[str, float], standings: Sequence[Standing]) -> None:
+def print_plan(study: Study, items: Sequence[str], seconds: Mapping[str, float], all_of_it: Sequence[Standing]) -> None:
     """What there is to do, before it starts."""
     what = "all" if len(items) == len(ITEMS) else ", ".join(items)
     rounds = study.rounds or rounds_of(study.scale)
     console.print(f"{what}, scale {study.scale.name}, {rounds} rounds: {study.scale.about}")
-    done = sum(standing.state == "done" for standing in standings)
-    if standings:
-        text = f"{len(standings)} runs, {done} of them done"
-        if done < len(standings) and not study.only_finished:
-            text += f"; the rest takes about {in_words(sum(seconds.values()))} on this machine"
-        console.print(text)
+    done, left = sum(standing.state == "done" for standing in all_of_it), sum(seconds.values())
+    rest = f"; the rest takes about {in_words(left)} on this machine" if left else ""
+    console.print(f"{len(all_of_it)} runs, {done} of them done{rest}")
 
 
-def print_runs(seconds: dict[str, float], standings: Sequence[Standing]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for column in ("run", "state", "rounds", "time left"):
-        left = column in ("run", "state")
-        table.add_column(column, justify="left" if left else "right", no_wrap=True)
+def print_runs(seconds: Mapping[str, float], standings: Sequence[Standing]) -> None:
+    rows = []
     for standing in standings:
         name, rounds = name_of(standing.task), standing.task.config.rounds
-        words = "" if standing.state == "done" else in_words(seconds[name])
-        table.add_row(name, standing.state, f"{standing.rounds_done}/{rounds}", words)
-    console.print(table)
+        words = in_words(seconds[name]) if seconds[name] else ""
+        rows.append([name, standing.state, f"{standing.rounds_done}/{rounds}", words])
+    Table("", ("run", "state", "rounds", "time left"), rows).show(console)
 
 
 def looked(tasks: Sequence[Task]) -> dict[Path, Standing]:

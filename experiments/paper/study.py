@@ -145,8 +145,8 @@ class Study:
     scale: Scale
     base: Path  # where the runs and the results go
     datasets: tuple[str, ...]
-    methods: tuple[str, ...] | None = None  # None: those that the item compares
-    seeds: tuple[int, ...] | None = None  # None: 0, or those of the scale where it has several
+    methods: Sequence[str] | None = None  # None: those that the item compares
+    seeds: Sequence[int] | None = None  # None: 0, or those of the scale where it has several
     rounds: int | None = None  # None: those of the scale
     data_dir: str | None = None
     only_finished: bool = False
@@ -175,7 +175,7 @@ class Study:
         return default if self.methods is None else self.methods
 
     @property
-    def one_seed(self) -> tuple[int, ...]:
+    def one_seed(self) -> Sequence[int]:
         """Seeds of the items that the paper ran once."""
         return self.seeds or (0,)
 
