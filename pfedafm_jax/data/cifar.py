@@ -76,25 +76,21 @@ class Cifar:
     sums: tuple[str, str, str, str]
 
 
+def _archive(classes: int, form: str, num_bytes: int, sha256: str) -> Archive:
+    """The official names: five training files in CIFAR-10, one in CIFAR-100."""
+    end = ".bin" if form == "binary" else ""
+    folder = f"cifar-10-batches-{'bin' if end else 'py'}" if classes == 10 else f"cifar-100-{form}"
+    train = [f"data_batch_{number}" for number in range(1, 6)] if classes == 10 else ["train"]
+    test = ("test_batch" if classes == 10 else "test") + end
+    file = f"cifar-{classes}-{form}.tar.gz"
+    return Archive(file, num_bytes, sha256, folder, tuple(name + end for name in train), (test,))
+
+
 CIFAR10 = Cifar(
     name="cifar10",
     num_classes=10,
-    python=Archive(
-        file="cifar-10-python.tar.gz",
-        num_bytes=170498071,
-        sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
-        folder="cifar-10-batches-py",
-        train_files=tuple(f"data_batch_{number}" for number in range(1, 6)),
-        test_files=("test_batch",),
-    ),
-    binary=Archive(
-        file="cifar-10-binary.tar.gz",
-        num_bytes=170052171,
-        sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-        folder="cifar-10-batches-bin",
-        train_files=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
-        test_files=("test_batch.bin",),
-    ),
+    python=_archive(10, "python", 170498071, "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),
+    binary=_archive(10, "binary", 170052171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
     label_key=b"labels",
     label_bytes=1,
     sums=(
@@ -104,26 +100,11 @@ CIFAR10 = Cifar(
         "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
     ),
 )
-
 CIFAR100 = Cifar(
     name="cifar100",
     num_classes=100,
-    python=Archive(
-        file="cifar-100-python.tar.gz",
-        num_bytes=169001437,
-        sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
-        folder="cifar-100-python",
-        train_files=("train",),
-        test_files=("test",),
-    ),
-    binary=Archive(
-        file="cifar-100-binary.tar.gz",
-        num_bytes=168513733,
-        sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-        folder="cifar-100-binary",
-        train_files=("train.bin",),
-        test_files=("test.bin",),
-    ),
+    python=_archive(100, "python", 169001437, "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"),
+    binary=_archive(100, "binary", 168513733, "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"),
     label_key=b"fine_labels",
     label_bytes=2,
     sums=(
@@ -133,7 +114,6 @@ CIFAR100 = Cifar(
         "4dad7d09c7c97d33f6cb928d705cf4196221316fd6e31bdd978a08ed9103ee0b",
     ),
 )
-
 CIFARS = {"cifar10": CIFAR10, "cifar100": CIFAR100}
 
 

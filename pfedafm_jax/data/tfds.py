@@ -61,49 +61,31 @@ def read_cifar(cifar: Cifar, folder: Path) -> Arrays:
         import tensorflow_datasets as tfds  # slow to import, and needed only here
 
         builder = tfds.builder_from_directory(folder)
-        train = _split(builder, "train", cifar)
-        test = _split(builder, "test", cifar)
+        return Arrays(*_split(builder, "train"), *_split(builder, "test"))
     except PfedafmError:
         raise
     except Exception as error:  # TFDS, array_record and Pillow raise many types on damaged input
         raise PfedafmError(f"{folder}: not a readable TFDS folder ({_first_line(error)})") from error
-    return Arrays(*train, *test)
 
 
 def download_cifar(cifar: Cifar, tfds_dir: Path) -> Arrays:
-    """Download and prepare with TFDS under `tfds_dir`, then read. Fails within seconds if the host
-    is out of reach."""
-    try:
-        builder = _builder(cifar, tfds_dir)
-        # TFDS retries an unreachable host for minutes without a word, so it is left alone until the
-        # host answers.
-        _check_reachable(builder.archive_url)
-        # TFDS reports on standard output, which belongs to our own results.
-        with contextlib.redirect_stdout(sys.stderr):
-            builder.download_and_prepare()
-    except PfedafmError:
-        raise
-    except Exception as error:  # network, disk and checksum errors of TFDS have no common type
-        raise PfedafmError(f"TFDS could not prepare {cifar.name} ({_first_line(error)})") from error
-    return read_cifar(cifar, Path(str(builder.data_path)))
+    """Download and prepare with TFDS under `tfds_dir`, then read."""
+    builder = _builder(cifar, tfds_dir)
+    return read_cifar(cifar, _prepare(builder, builder._cifar_info.url, cifar.name))
 
 
-def _split(builder: Any, split: str, cifar: Cifar) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of a split. TFDS shuffles what it writes; the ids say where each example
-    was."""
+def _split(builder: Any, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of a split in their official order, which the ids of the examples tell.
+
+    One that is missing or there twice is found by the sums of the whole.
+    """
     num = builder.info.splits[split].num_examples
-    images = np.zeros((num, IMAGE_SIZE, IMAGE_SIZE, 3), np.uint8)
-    labels = np.zeros(num, np.uint8)
-    seen = np.zeros(num, bool)
+    images, labels = np.zeros((num, IMAGE_SIZE, IMAGE_SIZE, 3), np.uint8), np.zeros(num, np.uint8)
     for example in _examples(builder, split):
         identity = example["id"]
         text = identity.decode() if isinstance(identity, bytes) else str(identity)
-        position = int(text.removeprefix(f"{split}_"))
-        if not 0 <= position < num or seen[position]:
-            raise PfedafmError(f"{builder.data_path}: unexpected example id {text!r} in split {split}")
-        images[position], labels[position], seen[position] = example["image"], example["label"], True
-    if not seen.all():
-        raise PfedafmError(f"{builder.data_path}: split {split} lacks {num - int(seen.sum())} of its {num} examples")
+        at = int(text.removeprefix(f"{split}_"))
+        images[at], labels[at] = example["image"], example["label"]
     return images, labels
 
 
@@ -115,10 +97,6 @@ def _builder(cifar: Cifar, tfds_dir: Path) -> Any:
 
     class WithoutTensorFlow(parent, skip_registration=True):  # pyright: ignore[reportGeneralTypeIssues, reportCallIssue]
         name = cifar.name
-
-        @property
-        def archive_url(self) -> str:
-            return self._cifar_info.url
 
         def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
             stock_info = self._cifar_info
@@ -160,7 +138,20 @@ def read_tfds(name: str, data_dir: Path | None, image_size: int = 0, *, offline:
         import tensorflow_datasets as tfds  # slow to import, and needed only here
 
         if folder is None:
-            folder = _prepare(tfds, name, root, offline, log)
+            elsewhere = (
+                f"prepare it where TensorFlow is installed (tfds build {name} --file_format=array_record, or "
+                f"tfds.load({name!r})) and give that TFDS folder: --data-dir FOLDER"
+            )
+            if offline:
+                raise PfedafmError(
+                    f"tfds:{name} is not prepared in {root}, and downloading is switched off; {elsewhere}"
+                )
+            try:
+                made: Any = tfds.builder(name, data_dir=str(root), file_format="array_record")
+            except Exception as error:
+                raise PfedafmError(f"TFDS has no dataset {name!r} ({_first_line(error)})") from error
+            log(f"tfds:{name}: not in {root} yet, asking TFDS to download and prepare it")
+            folder = _prepare(made, next(iter(made.url_infos), None), repr(name), f"; {elsewhere}")
         builder: Any = tfds.builder_from_directory(folder)
         image, label = _keys(builder, folder)
         splits = [split for split in ("train", "test") if split in builder.info.splits]
@@ -185,30 +176,6 @@ def read_tfds(name: str, data_dir: Path | None, image_size: int = 0, *, offline:
     return Found(arrays, classes, f"the TFDS folder {folder}")
 
 
-def _prepare(tfds: Any, name: str, root: Path, offline: bool, log: Log) -> Path:
-    """Download and prepare with TFDS itself, for which most datasets need TensorFlow."""
-    how = (
-        f"prepare it where TensorFlow is installed (tfds build {name} --file_format=array_record, or "
-        f"tfds.load({name!r})) and give that TFDS folder: --data-dir FOLDER"
-    )
-    if offline:
-        raise PfedafmError(f"tfds:{name} is not prepared in {root}, and downloading is switched off; {how}")
-    try:
-        builder = tfds.builder(name, data_dir=str(root), file_format="array_record")
-    except Exception as error:
-        raise PfedafmError(f"TFDS has no dataset {name!r} ({_first_line(error)})") from error
-    log(f"tfds:{name}: not in {root} yet, asking TFDS to download and prepare it")
-    try:
-        for url in list(builder.url_infos)[:1]:  # TFDS retries a host out of reach for minutes without a word
-            _check_reachable(url)
-        with contextlib.redirect_stdout(sys.stderr):  # standard output belongs to our own results
-            builder.download_and_prepare()
-    except Exception as error:  # errors of network, disk and checksum, and a missing TensorFlow, have no common type
-        reason = str(error) if isinstance(error, PfedafmError) else _first_line(error)
-        raise PfedafmError(f"TFDS could not prepare {name!r} ({reason}); {how}") from error
-    return Path(str(builder.data_path))
-
-
 def _keys(builder: Any, folder: Path) -> tuple[str, str]:
     """Names of the image and the label in an example."""
     keys, features = builder.info.supervised_keys, builder.info.features
@@ -225,6 +192,19 @@ def _picture(pixels: np.ndarray, folder: Path) -> Image.Image:
 
 
 # ----------------------------------------------------------------------------------- what both need
+
+
+def _prepare(builder: Any, url: str | None, name: str, advice: str = "") -> Path:
+    """Downloads and prepares; the folder. Fails within seconds if the host is out of reach."""
+    try:
+        if url:  # TFDS retries an unreachable host for minutes without a word
+            _check_reachable(url)
+        with contextlib.redirect_stdout(sys.stderr):  # standard output belongs to our own results
+            builder.download_and_prepare()
+    except Exception as error:  # of network, disk, checksum or a missing TensorFlow: they have no common type
+        reason = str(error) if isinstance(error, PfedafmError) else _first_line(error)
+        raise PfedafmError(f"TFDS could not prepare {name} ({reason}){advice}") from error
+    return Path(str(builder.data_path))
 
 
 def _check_reachable(url: str, seconds: float = REACH_SECONDS) -> None:
