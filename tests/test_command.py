@@ -164,6 +164,7 @@ def test_names_that_people_type_find_their_setting(words, setting, value):
         (["--rounds"], "--rounds: expected one argument"),
         (["3"], "'3' belongs to no option"),
         (["--num-processes", "2"], "--coordinator"),
+        (["--architectures", "cnn1,resnetsmall"], "architectures = 'resnetsmall'"),
     ],
 )
 def test_bad_input_is_refused_with_one_message_and_nothing_written(arguments, said, tmp_path, monkeypatch):

@@ -100,15 +100,6 @@ def test_the_example_extractors_learn_on_the_engine(dataset, config):
     assert np.isfinite(visits[:, 0::2]).any() and np.isfinite(visits[:, 1::2]).any()  # one of each kind at least
 
 
-def test_several_architectures_with_commas_or_spaces():
-    names = ["cnn1", "resnet_small", "mobilenet_small"]
-    for words in (names, [",".join(names)]):
-        config, _ = cli.parse(["--architectures", *words], "run.py", "")
-        assert config.architectures == tuple(names)
-    with pytest.raises(PfedafmError, match=r"architectures = 'resnetsmall'.*did you mean resnet_small"):
-        cli.parse(["--architectures", "cnn1,resnetsmall"], "run.py", "")
-
-
 # -------------------------------------------------------------------------------------- grey images
 
 
@@ -261,6 +252,7 @@ def test_own_settings_are_recorded_compared_and_hashable(plugin):
         (None, "a Python file that is there"),
         ("x = 1\ny = x / 0\n", "line 2: ZeroDivisionError"),
         ("def f(:\n", "line 1: SyntaxError"),
+        ("import sys\nsys.exit(3)\n", "line 2: SystemExit"),
         ("from pfedafm_jax import register_extractor\nregister_extractor('x', int)\n", "accepted: a Flax module"),
     ],
 )
