@@ -16,6 +16,7 @@ from paper.outcome import Claim
 from paper.study import SCALES, Study, estimator, name_of
 from paper.tables import accuracy_table
 
+from pfedafm_jax import plots
 from pfedafm_jax.config import Config
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import find_method, method_names
@@ -222,7 +223,8 @@ def test_time_is_estimated_from_work_and_from_what_finished_runs_took(tmp_path):
 # ------------------------------------------------------------------------------- the command
 
 
-def test_everything_works_at_the_smallest_scale_and_runs_once(tmp_path, capsys):
+def test_everything_works_at_the_smallest_scale_and_runs_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(plots, "draw_all", lambda *arguments: [])  # each run's own, seconds each
     asked = ["--scale", "smoke", "--run-dir", str(tmp_path)]
     assert reproduce.main(["all", *asked]) == 0
     out = capsys.readouterr().out
