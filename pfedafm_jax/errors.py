@@ -2,6 +2,8 @@
 
 import errno
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 START_OVER = "--fresh (from Python: fresh=True) starts over"  # what a message says where a run cannot go on
@@ -29,6 +31,21 @@ class Interrupted(PfedafmError):
     def __init__(self, message: str, signal_number: int):
         super().__init__(message)
         self.exit_code = 128 + signal_number  # as shells have it: 130 after Ctrl-C, 143 after SIGTERM
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Whatever a library raises inside becomes a `PfedafmError`, `what (reason)`; ours stay as they are.
+
+    zipfile, numpy, Pillow and TFDS have no common type for damaged input.
+    """
+    try:
+        yield
+    except PfedafmError:
+        raise
+    except Exception as error:
+        reason = (getattr(error, "strerror", None) or str(error) or "").strip().splitlines()
+        raise PfedafmError(f"{what} ({': '.join([type(error).__name__, *reason[:1]])[:300]})") from error
 
 
 def disk_is_full(error: BaseException | None) -> bool:

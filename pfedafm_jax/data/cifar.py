@@ -9,7 +9,6 @@ import hashlib
 import pickletools
 import stat
 import tarfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.errors import PfedafmError, naming
 
 IMAGE_SIZE = 32
 IMAGE_BYTES = 3 * IMAGE_SIZE * IMAGE_SIZE
@@ -164,24 +163,18 @@ def read_official(cifar: Cifar, path: Path) -> Arrays:
 def read_regular(path: Path, most: int) -> bytes:
     """All bytes of a file; a pipe or a device, which may have no end, and a file of more than
     `most` are refused."""
-    try:
+    with naming(f"{path}: cannot be read"):
         about = path.stat()
         if not stat.S_ISREG(about.st_mode) or about.st_size > most:
             raise PfedafmError(f"{path}: not a regular file of at most {most} bytes")
         return path.read_bytes()
-    except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
-        raise PfedafmError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
 
 
 @contextmanager
 def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
-    """An archive open for reading, every way it can be damaged turned into an error that names
-    it."""
-    try:
-        with tarfile.open(path) as tar:
-            yield tar
-    except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError) as error:
-        raise PfedafmError(f"{path}: not a complete .tar.gz archive ({error}). Download it again") from error
+    """An archive open for reading, every way it can be damaged turned into an error that names it."""
+    with naming(f"{path}: not a complete .tar.gz archive; download it again"), tarfile.open(path) as tar:
+        yield tar
 
 
 def read_members(tar: tarfile.TarFile, path: Path, names: Iterable[str]) -> dict[str, bytes]:
@@ -236,7 +229,7 @@ def _from_pickle(cifar: Cifar, content: bytes, where: str) -> tuple[np.ndarray, 
     """The longest run of raw bytes are the images; the small numbers after the name of the labels
     are these."""
     images, labels, inside = memoryview(b""), bytearray(), False
-    try:
+    with naming(f"{where}: damaged pickle"):
         for name, argument in _tokens(content):
             if name in _RAW:
                 images = argument if len(argument) > len(images) else images
@@ -245,8 +238,6 @@ def _from_pickle(cifar: Cifar, content: bytes, where: str) -> tuple[np.ndarray, 
                 labels += argument
             elif name not in _OF_LISTS:
                 inside = False
-    except Exception as error:  # a damaged file can break off anywhere
-        raise PfedafmError(f"{where}: damaged pickle ({type(error).__name__}: {error})") from error
     if not labels or len(images) != len(labels) * IMAGE_BYTES:
         raise PfedafmError(f"{where}: {len(labels)} labels and {len(images)} bytes of images; it is no official file")
     planes = np.frombuffer(images, np.uint8).reshape(-1, IMAGE_BYTES)

@@ -1,7 +1,6 @@
 """Data of one's own from files: a folder of images, or arrays in a `.npz` file. Files may come from
 strangers."""
 
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +9,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from pfedafm_jax.data.cifar import Arrays
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.errors import PfedafmError, naming
 
 FOLDER, NPZ, TFDS = "folder", "npz", "tfds"  # what stands before the colon in a dataset's name
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -38,18 +37,12 @@ class Found(NamedTuple):
 def read_npz(path: Path) -> Found:
     """`images` and `labels`, and where there are official test images `test_images` and
     `test_labels`."""
-    try:
-        if path.exists() and not path.is_dir() and not (path.is_file() and zipfile.is_zipfile(path)):
-            raise PfedafmError(f"{path} is not a .npz file; numpy.savez writes one")  # a pipe may have no end
+    with naming(f"{str(path)!r} cannot be read as a .npz file, which numpy.savez writes"):
+        if path.exists() and not path.is_file():  # a pipe may have no end
+            raise ValueError("not a regular file")
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            content = {name: np.atleast_1d(archive[name]) for name in archive.files if name in sum(KEYS, ())}
             names = list(archive.files)
-    except PfedafmError:
-        raise
-    except OSError as error:
-        raise PfedafmError(f"{path} cannot be read ({error.strerror or error})") from error
-    except Exception as error:  # zipfile and numpy raise many types on damaged input
-        raise PfedafmError(f"{str(path)!r} is not a readable .npz file ({error})") from error
+            content = {name: np.atleast_1d(archive[name]) for name in names if name in sum(KEYS, ())}
     keys = next((keys for keys in KEYS if set(keys[:2]) <= set(content)), None)
     if keys is None or (keys[2] in content) != (keys[3] in content):
         raise PfedafmError(
@@ -73,7 +66,7 @@ def read_folder(path: Path, image_size: int = 0) -> Found:
 
     Classes are numbered in the order of their names.
     """
-    try:
+    with naming(f"folder {str(path)!r} cannot be read"):
         inside = _subfolders(path)
         parts = ["train", "test"] if "train" in inside else [""]
         if len(parts) == 2 and "test" not in inside:
@@ -85,10 +78,6 @@ def read_folder(path: Path, image_size: int = 0) -> Found:
             [(file, label) for label, name in enumerate(classes) for file in _images_of(path / part / name)]
             for part in parts
         ]
-    except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
-        raise PfedafmError(
-            f"folder {str(path)!r} cannot be read ({getattr(error, 'strerror', None) or error})"
-        ) from error
     together, cut = [pair for part in found for pair in part], len(found[0])
     labels = np.array([label for _, label in together], np.int32)
     _check_classes(path, classes, labels)
@@ -118,15 +107,10 @@ def _check_classes(path: Path, classes: list[str], labels: np.ndarray) -> None:
 
 
 def _opened(path: Path) -> Image.Image:
-    try:
-        with Image.open(path, formats=FORMATS) as image:
-            if _deep(image):
-                raise PfedafmError(f"{path} has more than 8 bits a channel ({image.mode}); accepted: 8-bit images")
-            return ImageOps.exif_transpose(image)  # reads all of it; cameras store pictures lying on their side
-    except PfedafmError:
-        raise
-    except Exception as error:  # Pillow raises many types on damaged input
-        raise PfedafmError(f"{path} is not a readable image ({type(error).__name__}: {error})") from error
+    with naming(f"{path} is not a readable image"), Image.open(path, formats=FORMATS) as image:
+        if _deep(image):
+            raise PfedafmError(f"{path} has more than 8 bits a channel ({image.mode}); accepted: 8-bit images")
+        return ImageOps.exif_transpose(image)  # reads all of it; cameras store pictures lying on their side
 
 
 def _deep(image: Image.Image) -> bool:

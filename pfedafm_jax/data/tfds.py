@@ -23,7 +23,7 @@ from PIL import Image
 
 from pfedafm_jax.data.cifar import IMAGE_BYTES, IMAGE_SIZE, Arrays, Cifar, open_tar, read_members
 from pfedafm_jax.data.folders import Found, same_shape
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.errors import PfedafmError, naming
 
 Log = Callable[[str], None]
 REACH_SECONDS = 6.0
@@ -57,15 +57,11 @@ def _version(info: Path) -> tuple[int, ...]:
 def read_cifar(cifar: Cifar, folder: Path) -> Arrays:
     """The four arrays from a prepared folder in array_record or tfrecord form, back in the official
     order."""
-    try:
+    with naming(f"{folder}: not a readable TFDS folder"):
         import tensorflow_datasets as tfds  # slow to import, and needed only here
 
         builder = tfds.builder_from_directory(folder)
         return Arrays(*_split(builder, "train"), *_split(builder, "test"))
-    except PfedafmError:
-        raise
-    except Exception as error:  # TFDS, array_record and Pillow raise many types on damaged input
-        raise PfedafmError(f"{folder}: not a readable TFDS folder ({_first_line(error)})") from error
 
 
 def download_cifar(cifar: Cifar, tfds_dir: Path) -> Arrays:
@@ -134,7 +130,7 @@ def read_tfds(name: str, data_dir: Path | None, image_size: int = 0, *, offline:
     `name/config`)."""
     root = default_dir() if data_dir is None else data_dir
     folder = find_prepared(name, root, any_version=True)
-    try:
+    with naming(f"tfds:{name} in {root}"):
         import tensorflow_datasets as tfds  # slow to import, and needed only here
 
         if folder is None:
@@ -146,10 +142,8 @@ def read_tfds(name: str, data_dir: Path | None, image_size: int = 0, *, offline:
                 raise PfedafmError(
                     f"tfds:{name} is not prepared in {root}, and downloading is switched off; {elsewhere}"
                 )
-            try:
+            with naming(f"TFDS has no dataset {name!r}"):
                 made: Any = tfds.builder(name, data_dir=str(root), file_format="array_record")
-            except Exception as error:
-                raise PfedafmError(f"TFDS has no dataset {name!r} ({_first_line(error)})") from error
             log(f"tfds:{name}: not in {root} yet, asking TFDS to download and prepare it")
             folder = _prepare(made, next(iter(made.url_infos), None), repr(name), f"; {elsewhere}")
         builder: Any = tfds.builder_from_directory(folder)
@@ -167,10 +161,6 @@ def read_tfds(name: str, data_dir: Path | None, image_size: int = 0, *, offline:
 
         images, cut = same_shape(pictures(), image_size), builder.info.splits["train"].num_examples
         classes = builder.info.features[label].num_classes
-    except PfedafmError:
-        raise
-    except Exception as error:  # TFDS, array_record and Pillow raise many types on damaged input
-        raise PfedafmError(f"tfds:{name} in {root}: {_first_line(error)}") from error
     numbers = np.array(labels["train"] + labels.get("test", []), np.int32)
     arrays = Arrays(images[:cut], numbers[:cut], images[cut:], numbers[cut:])
     return Found(arrays, classes, f"the TFDS folder {folder}")
@@ -196,14 +186,11 @@ def _picture(pixels: np.ndarray, folder: Path) -> Image.Image:
 
 def _prepare(builder: Any, url: str | None, name: str, advice: str = "") -> Path:
     """Downloads and prepares; the folder. Fails within seconds if the host is out of reach."""
-    try:
+    with naming(f"TFDS could not prepare {name}{advice}"):
         if url:  # TFDS retries an unreachable host for minutes without a word
             _check_reachable(url)
         with contextlib.redirect_stdout(sys.stderr):  # standard output belongs to our own results
             builder.download_and_prepare()
-    except Exception as error:  # of network, disk, checksum or a missing TensorFlow: they have no common type
-        reason = str(error) if isinstance(error, PfedafmError) else _first_line(error)
-        raise PfedafmError(f"TFDS could not prepare {name} ({reason}){advice}") from error
     return Path(str(builder.data_path))
 
 
@@ -225,7 +212,7 @@ def _check_reachable(url: str, seconds: float = REACH_SECONDS) -> None:
     asking.start()
     asking.join(2 * seconds)
     if problem[0]:
-        raise PfedafmError(f"{urlsplit(url).hostname} cannot be reached ({problem[0]})")
+        raise OSError(f"{urlsplit(url).hostname} cannot be reached ({problem[0]})")
 
 
 def _examples(builder: Any, split: str) -> Iterator[dict[str, Any]]:
@@ -254,8 +241,3 @@ def _tfrecords(path: Path) -> Iterator[bytes]:
             raise PfedafmError(f"{path}: cut short at byte {len(content)}")
         yield content[start:end]
         offset = end + 4
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

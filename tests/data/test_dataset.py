@@ -155,7 +155,7 @@ def test_arrays_that_cannot_be_used_are_named(content, said, tmp_path):
 def test_files_that_cannot_be_read_are_named(name, tmp_path):
     (tmp_path / "text.npz").write_text("hello")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(PfedafmError, match=r"cannot be read|not a (readable )?\.npz file"):
+    with pytest.raises(PfedafmError, match="cannot be read"):
         load_dataset(name.format(tmp_path))
 
 

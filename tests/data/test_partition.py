@@ -247,7 +247,7 @@ def test_damaged_partition_file_is_named(tmp_path):
     content = path.read_bytes()
     for cut in (0, 10, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:cut])
-        with pytest.raises(PfedafmError, match="not a partition file"):
+        with pytest.raises(PfedafmError, match="cannot be read as a partition file"):
             Partition.load(path)
     for num, accepted in ((3, True), (4, False)):  # sizes 0 + 1 + 2 are 3 indices, 0 + 1 + 2 + 3 are not 4
         fake: dict[str, Any] = {f"{part}{end}": np.arange(num) for part in PARTS for end in ("", "_sizes")}
