@@ -11,6 +11,7 @@ import jax
 from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.config import Config
 from pfedafm_jax.errors import START_OVER, PfedafmError
+from pfedafm_jax.progress import console
 from pfedafm_jax.records import RunFolder, check_writable
 from pfedafm_jax.results import NOT_IN_RESULTS, Damaged, Run, flat, read_run
 from pfedafm_jax.settings import bad
@@ -47,7 +48,9 @@ def checkpoint_folder(run_dir: str | Path) -> Path:
     return place / "checkpoints"
 
 
-def look(task: Task, *, fresh: bool = False, longer: bool = False, log: Callable[[str], None] = print) -> Standing:
+def look(
+    task: Task, *, fresh: bool = False, longer: bool = False, log: Callable[[str], None] = console.print
+) -> Standing:
     """What there is to do of a task; raises before any work where its folder cannot be used.
 
     Args:

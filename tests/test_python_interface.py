@@ -15,9 +15,7 @@ from by_hand import record
 
 import pfedafm_jax
 from pfedafm_jax import PfedafmError, compare, plots, progress, read_run, run
-from pfedafm_jax.compare import run_all
 from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.standing import Task, look
 from pfedafm_jax.tables import table
 
 ROUNDS = 3
@@ -212,11 +210,9 @@ def test_a_damaged_file_of_a_finished_run_is_written_anew_from_its_checkpoint(
 )
 def test_any_name_is_only_a_name(name, settings, dataset, partition, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(plots, "draw_all", lambda *arguments: [])
-    short = replace(
-        settings, rounds=1, checkpoint_every=0, architectures=("small_b",), method="standalone", dataset=name
-    )
+    short = replace(settings, rounds=1, architectures=("small_b",), method="standalone", dataset=name)
     run(short, dataset, partition, run_dir=tmp_path / name, name=name)
-    run_all([look(Task(short, tmp_path / name))])
+    run(short, dataset, partition, run_dir=tmp_path / name, name=name)
     said = capsys.readouterr().out.replace("\n", "")
     assert progress.clean(name).replace("\n", "") in said and "finished already" in said
 
