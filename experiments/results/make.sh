@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# The runs of PROTOCOL.md: starts what is missing, one process a core, and goes on where it was stopped.
+#
+#   experiments/results/make.sh STAGE [WORKERS]     epochs | rates | knobs
+#
+# EPOCHS ("--local-epochs 4 --flip --crop") and, for knobs, the rates in rates.txt are the choices of the
+# stages before. Files go to runs/evidence; CIFAR comes from the user's cache or is fetched.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+stage=${1:?stage: epochs, rates or knobs} workers=${2:-$(nproc)}
+out=runs/evidence
+common="--config hetero_cifar10 --rounds 60 --validation-fraction 0.1 --eval-every 60 --devices 1
+        --checkpoint-every 20 --drop-checkpoints"
+methods="pfedafm fedrep fedproto fedper fd standalone lg_fedavg fedapen fml fedkd"
+mkdir -p $out
+
+jobs_of() {
+  case $stage in
+  epochs)
+    for method in pfedafm fedproto fedrep; do
+      echo "$common --method $method --flip --crop --grid local_epochs=1,4 --run-dir $out/epochs/$method-augmented"
+      echo "$common --method $method --grid local_epochs=1,4 --run-dir $out/epochs/$method-plain"
+    done ;;
+  rates)
+    for method in $methods; do
+      echo "$common ${EPOCHS:?the choice of the first stage} --method $method" \
+        "--grid learning_rate=0.005,0.01,0.02,0.04,0.08 --run-dir $out/rates/$method"
+    done ;;
+  knobs)
+    while read -r method rate knob values; do
+      echo "$common ${EPOCHS:?the choice of the first stage} --method $method --learning-rate $rate" \
+        "--grid $knob=$values --run-dir $out/knobs/$method"
+    done <experiments/results/rates.txt ;;
+  *) echo "stage $stage is not known" >&2; exit 2 ;;
+  esac
+}
+
+# One core a process: PJRT_NPROC keeps XLA to one thread.
+jobs_of | PJRT_NPROC=1 xargs -P "$workers" -I{} bash -c \
+  'name=$(sed "s/.*--run-dir //; s/ .*//" <<<"{}"); mkdir -p "$name"; python experiments/sweep.py {} >>"$name/log.txt" 2>&1'
