@@ -9,8 +9,8 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 stage=${1:?stage: epochs, rates or knobs} workers=${2:-$(nproc)}
 out=runs/evidence
-common="--config hetero_cifar10 --rounds 60 --validation-fraction 0.1 --eval-every 60 --devices 1
-        --checkpoint-every 20 --drop-checkpoints"
+common="--config hetero_cifar10 --rounds 60 --validation-fraction 0.1 --eval-every 60"
+common="$common --devices 1 --checkpoint-every 20 --drop-checkpoints"
 methods="pfedafm fedrep fedproto fedper fd standalone lg_fedavg fedapen fml fedkd"
 mkdir -p $out
 
