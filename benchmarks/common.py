@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -69,13 +69,6 @@ class Work:
         )
         return cls(updated(Config(), about["config"]), dataset, Partition.load(folder / "partition.npz"))
 
-    def part(self) -> "Work":
-        """The clients of the first architecture alone: client c of the part is client c · (number of architectures)."""
-        groups, config, whole = len(self.config.architectures), self.config, self.partition
-        train = whole.train[::groups]
-        own = replace(config, architectures=config.architectures[:1], num_clients=len(train), participation=1.0)
-        return Work(own, self.dataset, Partition(train, whole.test[::groups], whole.validation[::groups]))
-
 
 # ---------------------------------------------------------------------------------------------- processes
 
@@ -124,14 +117,6 @@ def child_environment(changes: dict[str, str] | None = None) -> dict[str, str]:
     """This environment, the package findable from any folder, with some variables changed."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, **(changes or {})}
-
-
-def cache_environment(folder: Path) -> dict[str, str]:
-    """Makes a process keep its compiled programs in this folder instead of the user's."""
-    return {
-        "JAX_COMPILATION_CACHE_DIR": str(folder),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-    }
 
 
 # ---------------------------------------------------------------------------------------------- numbers

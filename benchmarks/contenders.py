@@ -1,103 +1,67 @@
-"""The contenders in JAX, each driven through `worker.py`: the engine in several settings, and the plain loop."""
+"""The engine as a contender, driven through `worker.py`: a round, its FLOPs, and the limit of the machine."""
 
-import os
 import resource
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from common import Work
 
-from pfedafm_jax import reference
+from pfedafm_jax import kernels
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Partition
-from pfedafm_jax.engine import Devices, Programs, State, build, run_round, setup_devices, start
-from pfedafm_jax.engine.programs import compiled
-from pfedafm_jax.methods.pfedafm import PFedAFM, train_local_model
-from pfedafm_jax.training import ClientData
+from pfedafm_jax.engine import Devices, build, run_round, setup_devices, start
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:
     """Seconds and result of a call."""
-    start = time.perf_counter()
+    begin = time.perf_counter()
     result = function()
-    return time.perf_counter() - start, result
+    return time.perf_counter() - begin, result
 
 
-def means(info: dict[str, np.ndarray]) -> dict[str, float]:
-    """Mean loss and the first accuracy of a round's participants, to see that all contenders learn."""
-    judged = next((name for name in info if name.startswith("accuracy/")), None)
-    judged = "accuracy/mixed" if "accuracy/mixed" in info else judged
+def means(info: dict[str, np.ndarray], first: str) -> dict[str, float]:
+    """Mean loss and accuracy of a round's participants, to see that all contenders learn."""
     found = {"loss": float(np.mean(info["loss"]))}
-    return found if judged is None else {**found, "accuracy": float(np.mean(info[judged]))}
+    accuracy = info.get(f"accuracy/{first}")
+    return found if accuracy is None else {**found, "accuracy": float(np.mean(accuracy))}
 
 
 class Engine:
-    """The engine on one device per core (`devices` = 0) or on some, alone on one core if asked."""
+    """The engine with its automatic settings, or with others."""
 
-    def __init__(
-        self,
-        work: Work,
-        devices: int = 0,
-        clients_per_step: int = 0,
-        one_core: bool = False,
-        method: str = "pfedafm",
-    ):
-        setup_devices(devices)
-        self.work, self.one_core = work, one_core
-        self.config = replace(work.config, devices=devices, clients_per_step=clients_per_step, method=method)
-        self._built: tuple[Programs, State] | None = None
-        self._limits: list[Product] = []
+    def __init__(self, work: Work, **settings: Any):
+        self.config = replace(work.config, **settings)
+        setup_devices(self.config.devices)
+        self.work = work
+        self._products: list[tuple[Callable[[], Any], float]] = []
 
-    @property
-    def programs(self) -> Programs:
-        assert self._built is not None, "prepare comes first"
-        return self._built[0]
-
-    @property
-    def state(self) -> State:
-        assert self._built is not None, "prepare comes first"
-        return self._built[1]
-
-    def prepare(self, batch_size: int, warm_up: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
-        """Builds and compiles everything for this batch size; returns the seconds to compile.
-
-        Each program runs once, or these `warm_up` rounds: a client's first visit also makes its state.
-        """
-        self._built = None
+    def prepare(self, batch_size: int) -> dict[str, Any]:
+        """Builds and compiles everything for this batch size; returns the seconds to compile."""
         jax.clear_caches()
-        compiled.cache_clear()
         config = replace(self.config, batch_size=batch_size)
-
-        def built() -> tuple[Programs, State]:
-            programs = build(config, self.work.dataset, self.work.partition)
-            return programs, start(programs)
-
-        start_seconds, (programs, state) = timed(built)
-        seconds, _ = timed(programs.compile)
-        for participants in warm_up or [range(min(len(config.architectures), config.num_clients))]:
-            state, _ = run_round(programs, state, 0, participants)
-        self._built = programs, state
-        if self.one_core:
-            pin_to_one_core()
+        form = kernels.choose(config.kernels)
+        self.programs = build(config, self.work.dataset, self.work.partition)
+        start_seconds, self.state = timed(lambda: start(self.programs))
+        compile_seconds, _ = timed(self.programs.compile)
         return {
             "start_seconds": start_seconds,
-            "compile_seconds": seconds,
-            "devices": len(programs.devices),
-            "clients_per_step": programs.clients_per_step,
+            "compile_seconds": compile_seconds,
+            "devices": len(self.programs.devices),
+            "clients_per_step": self.programs.clients_per_step,
+            "kernels": str(form),
         }
 
     def round(self, number: int, participants: Sequence[int]) -> dict[str, Any]:
         """One round of these participants."""
-        seconds, (state, result) = timed(lambda: run_round(self.programs, self.state, number, participants))
-        self._built = self.programs, state
-        return {"seconds": seconds, **means(result.info)}
+        seconds, (self.state, result) = timed(lambda: run_round(self.programs, self.state, number, participants))
+        return {"seconds": seconds, **means(result.info, self.programs.predictions[0])}
 
     def flops(self, participants: Sequence[int]) -> float:
         """Floating-point operations of these clients' visits, as the algorithm has them."""
@@ -105,46 +69,21 @@ class Engine:
 
     def matmul_gflops(self, sizes: Sequence[int] = (1024, 1536, 2048), repeats: int = 3) -> float:
         """Float32 matrix products on all devices at once: the best of some sizes and repeats."""
-        if not self._limits:
-            self._limits = [square_product(self.programs.devices, size) for size in sizes]
-        return max(gflops(product, repeats) for product in self._limits)
-
-    def phase1_gflops(self, repeats: int = 3) -> dict[str, Any]:
-        """Phase 1 of the first architecture alone, one client on each device at once."""
-        rates = phase1_gflops(self.programs, self.state, self.work, repeats)
-        return {"architecture": self.programs.architectures[0].name, "rates": rates}
+        if not self._products:
+            self._products = [square_product(self.programs.devices, size) for size in sizes]
+        return max(flops / min(timed(run)[0] for _ in range(repeats)) / 1e9 for run, flops in self._products)
 
 
-class PlainLoop:
-    """`reference`, on one device with all threads."""
+def square_product(devices: Devices, size: int) -> tuple[Callable[[], Any], float]:
+    """Products `[size, size]` on every device at once, compiled, and their FLOPs."""
+    values = np.random.default_rng(0).standard_normal((len(devices), size, size)).astype(np.float32)
+    left, right = devices.split(values), devices.split(values[:, ::-1])
+    product = devices.spread(lambda a, b: a @ b, in_axes=(0, 0))
+    jax.block_until_ready(product(left, right))
+    return lambda: jax.block_until_ready(product(left, right)), len(devices) * 2.0 * size**3
 
-    def __init__(self, work: Work, method: str = "pfedafm"):
-        setup_devices(1)
-        self.work, self.config = work, replace(work.config, method=method)
-        self._built: tuple[Programs, State] | None = None
 
-    def prepare(self, batch_size: int, participants: Sequence[int]) -> dict[str, Any]:
-        """Compiles its steps by running the very round that is timed: every size of a last batch is a program."""
-        self._built = None
-        jax.clear_caches()
-        programs = build(replace(self.config, batch_size=batch_size), self.work.dataset, self.work.partition)
-        self._built = programs, reference.start(programs)
-        seconds, _ = timed(lambda: self.round(0, participants))
-        return {"first_round_seconds": seconds}
-
-    def round(self, number: int, participants: Sequence[int]) -> dict[str, Any]:
-        """One round of these participants."""
-        assert self._built is not None, "prepare comes first"
-        programs, state = self._built
-
-        def one() -> tuple[State, Any]:
-            new, result = reference.run_round(programs, state, number, participants)
-            jax.block_until_ready(new.server)
-            return new, result
-
-        seconds, (state, result) = timed(one)
-        self._built = programs, state
-        return {"seconds": seconds, **means(result.info)}
+# ------------------------------------------------------------------------------------- scaling
 
 
 class ScalingPoint(Engine):
@@ -152,17 +91,17 @@ class ScalingPoint(Engine):
 
     def __init__(self, work: Work, settings: dict[str, Any]):
         work = replace(work, config=updated(work.config, settings))
-        super().__init__(replace(work, partition=shared_rows(work)), devices=work.config.devices)
+        super().__init__(replace(work, partition=shared_rows(work)))
 
-    def prepare(self, batch_size: int, warm_up: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
-        report = super().prepare(batch_size, warm_up)
+    def prepare(self, batch_size: int) -> dict[str, Any]:
+        report = super().prepare(batch_size)
         self.peak_before = peak_memory()  # compiling counts in the whole peak, not in that of the rounds
         self.peak_reset = reset_peak_memory()
         return report
 
     def numbered_round(self, number: int) -> dict[str, Any]:
         """A round of participants spread evenly over the architectures, so that every point has the same mixture."""
-        return self.round(number, even_draw(self.programs.config, number))
+        return self.round(number, even_draw(self.config, number))
 
     def memory(self) -> dict[str, Any]:
         """Bytes: the process at its peak and since `prepare`, arrays on the devices, the clients' store."""
@@ -175,88 +114,6 @@ class ScalingPoint(Engine):
             "store_bytes": int(store.nbytes),
             "store_on_disk": bool(store.on_disk),
         }
-
-
-KINDS: dict[str, Callable[..., Any]] = {
-    "ours": Engine,
-    "ours_vmap": Engine,
-    "ours_one_core": Engine,
-    "reference": PlainLoop,
-    "point": ScalingPoint,
-}
-
-
-# ---------------------------------------------------------------------------------------------- limits
-
-
-class Product(NamedTuple):
-    """A product on every device at once, ready to run, and its FLOPs."""
-
-    run: Callable[[], Any]
-    flops: float
-
-
-def square_product(devices: Devices, size: int) -> Product:
-    """Products `[size, size]` on every device at once, compiled."""
-    values = np.random.default_rng(0).standard_normal((len(devices), size, size)).astype(np.float32)
-    left, right = devices.split(values), devices.split(values[:, ::-1])
-    product = devices.spread(lambda a, b: a @ b, in_axes=(0, 0))
-    jax.block_until_ready(product(left, right))
-    return Product(lambda: jax.block_until_ready(product(left, right)), len(devices) * 2.0 * size**3)
-
-
-def gflops(product: Product, repeats: int) -> float:
-    """Of all devices together, in GFLOP/s: the best repeat."""
-    return product.flops / min(timed(product.run)[0] for _ in range(repeats)) / 1e9
-
-
-def phase1_gflops(programs: Programs, state: State, work: Work, repeats: int) -> list[float]:
-    """Phase 1 by itself on all devices at once, in the algorithm's GFLOP/s, one number a repeat.
-
-    Each device trains one client of the first architecture, of middling size and the same on all devices; FLOPs are
-    counted as in `PFedAFM.cost`: three passes of the local model and one of the shared extractor.
-    """
-    method, devices, architecture = programs.method, programs.devices, programs.architectures[0]
-    assert isinstance(method, PFedAFM), "phase 1 is pFedAFM's"
-    members = np.flatnonzero(programs.groups == 0)
-    middle = np.argsort(np.abs(programs.num_train[members] - np.median(programs.num_train)), kind="stable")
-    chosen = [int(members[middle[index % len(members)]]) for index in range(len(devices))]
-    size = min(len(work.partition.train[client]) for client in chosen)
-    rows = np.stack([work.partition.train[client][:size] for client in chosen])
-
-    def phase1(index, rows, client, shared_extractor, images, labels):
-        data = ClientData(images, labels, rows, jnp.int32(size), rows[:1], jnp.int32(1))
-        key = jax.random.fold_in(jax.random.key(0), index)
-        return train_local_model(method, architecture, key, client, shared_extractor, data)
-
-    spread = devices.spread(phase1, in_axes=(0, 0, None, None, None, None))
-    common = devices.replicate(
-        (
-            state.store.start(0),
-            jax.device_get(state.server["shared_extractor"]),
-            np.asarray(work.dataset.images),
-            work.dataset.labels.astype(np.int32),
-        )
-    )
-    each = devices.split((np.arange(len(devices), dtype=np.int32), rows.astype(np.int32)))
-    jax.block_until_ready(spread(*each, *common))
-    macs = 3 * architecture.macs + method.shared.extractor_macs
-    flops = 2.0 * macs * size * work.config.local_epochs * len(devices)
-    seconds = [timed(lambda: jax.block_until_ready(spread(*each, *common)))[0] for _ in range(repeats)]
-    return [flops / value / 1e9 for value in seconds]
-
-
-def pin_to_one_core() -> None:
-    """Keeps every thread of this process on one core."""
-    if not hasattr(os, "sched_setaffinity"):
-        return
-    core = {min(os.sched_getaffinity(0))}
-    for thread in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # it may have ended meanwhile
-            os.sched_setaffinity(int(thread.name), core)
-
-
-# ---------------------------------------------------------------------------------------------- scaling
 
 
 def shared_rows(work: Work, train: int = 480, test: int = 120) -> Partition:
@@ -301,3 +158,10 @@ def reset_peak_memory() -> bool:
         Path("/proc/self/clear_refs").write_text("5")
         return True
     return False
+
+
+KINDS: dict[str, Callable[..., Any]] = {
+    "ours": Engine,
+    "ours_xla": partial(Engine, kernels="xla"),
+    "point": ScalingPoint,
+}

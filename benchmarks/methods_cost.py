@@ -1,4 +1,4 @@
-"""`speed.py --methods`: every method on the engine beside its plain loop, and its seconds beside its FLOPs."""
+"""`speed.py --methods`: every method's seconds a round beside its FLOPs."""
 
 import tempfile
 from pathlib import Path
@@ -9,7 +9,6 @@ from rich.table import Table
 
 from pfedafm_jax.config import Config
 from pfedafm_jax.engine import draw_participants
-from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import load_data, split
 from pfedafm_jax.methods import chosen_methods, find_method
 
@@ -50,33 +49,23 @@ def _measure(
     method: str, base: Contender, folder: Path, batch_size: int, participants: list[int], repeats: int
 ) -> dict[str, Any]:
     ours = base if method == BASE else Contender("ours", folder, method=method)
-    reference: Contender | None = Contender("reference", folder, method=method)
-    times: dict[str, list[float]] = {"base": [], "ours": [], "reference": []}
+    times: dict[str, list[float]] = {"base": [], "ours": []}
     try:
         if ours is not base:
             ours("prepare", batch_size=batch_size)
-        try:
-            reference("prepare", batch_size=batch_size, participants=participants)
-        except PfedafmError as error:
-            progress.print(f"  no plain loop: {error}", style="dim")
-            reference.close()
-            reference = None
-        for number in range(1, repeats + 1):
-            for name, contender in (("base", base), ("ours", ours), ("reference", reference)):
-                if contender is not None and not (name == "ours" and ours is base):
-                    times[name].append(contender("round", number=number, participants=participants)["seconds"])
-        times["ours"] = times["ours"] or times["base"]
+        for number in range(repeats + 1):
+            for name, contender in (("base", base), ("ours", ours)):
+                answer = contender("round", number=number, participants=participants)
+                if number > 0:  # the first warms up
+                    times[name].append(answer["seconds"])
         flops = ours("flops", participants=participants)
     finally:
-        for contender in (None if ours is base else ours, reference):
-            if contender is not None:
-                contender.close()
+        if ours is not base:
+            ours.close()
     spreads = {name: spread(values) for name, values in times.items()}
     medians = {name: None if numbers is None else numbers["median"] for name, numbers in spreads.items()}
     return {
         "round_seconds": medians["ours"],
-        "reference_round_seconds": medians["reference"],
-        "ratio_vs_reference": ratio(medians["reference"], medians["ours"]),
         "flops": flops,
         "seconds_vs_standalone": ratio(medians["ours"], medians["base"]),
         "spread": spreads,
@@ -87,18 +76,16 @@ def print_methods(found: dict[str, Any]) -> None:
     """The table at 80 columns."""
     table = Table(box=None, pad_edge=False)
     table.add_column("method", style="bold", no_wrap=True)
-    for column in ("seconds", "plain loop", "gain", "GFLOP", "FLOPs", "time", "time/FLOPs"):
+    for column in ("seconds", "GFLOP", "FLOPs", "time", "time/FLOPs"):
         table.add_column(column, justify="right", no_wrap=True)
     for method, row in found.items():
         table.add_row(
             find_method(method).title,
             text(row["round_seconds"]),
-            text(row["reference_round_seconds"]),
-            text(row["ratio_vs_reference"], 2, "×"),
             text(row["flops"] / 1e9, 0),
             text(row["flops_vs_standalone"], 2, "×"),
             text(row["seconds_vs_standalone"], 2, "×"),
             text(row["seconds_over_flops"], 2),
         )
     console.print(table)
-    console.print("  FLOPs and time: relative to Standalone; gain: over the plain loop", style="dim")
+    console.print("  FLOPs and time: relative to Standalone", style="dim")

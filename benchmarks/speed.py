@@ -1,8 +1,9 @@
 """How fast is a round? `python benchmarks/speed.py` runs everything side by side on the same work, in one run:
 
-this engine with its automatic settings; the same with one vmap over all clients of a group; the plain JAX loop; a PyTorch
-loop as a careful user would write it; one in the manner of the released code; and the limits of the machine. `--quick`
-takes a few minutes. PyTorch comes with `pip install -e '.[bench]'`; without it the rest still runs.
+this engine; the same with XLA's kernels instead of native ones; PyTorch with one process a core, the frozen features
+cached, the fastest layout and SGD; a careful PyTorch loop on all cores; one in the manner of the released code; and the
+limit of the machine. `--quick` takes a few minutes. PyTorch comes with `pip install -e '.[bench]'`; without it the rest
+still runs.
 """
 
 import argparse
@@ -28,8 +29,7 @@ from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import load_data, split
 
 QUIET = 0.03  # of all cores taken by others: above it the numbers are not to be trusted
-COLOURS = {"ours": plots.BLUE, "ours_vmap": "#8fb3dc", "reference": plots.GREY, "torch_clean": plots.ORANGE,
-           "torch_released": "#b0413e"}  # fmt: skip
+COLOURS = dict(zip(LABELS, (plots.BLUE, "#8fb3dc", plots.ORANGE, "#d9a066", "#b0413e"), strict=True))
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -99,41 +99,26 @@ def measure(options: argparse.Namespace, config: Config, batch_sizes: list[int],
 
     say("data")
     dataset = load_data(config, options.data_dir, progress.print)
-    watch = Others()
+    others = Others()
     with tempfile.TemporaryDirectory(prefix="pfedafm-speed-") as name:
         folder = Path(name)
-        (folder / "compiled").mkdir()
         Work(config, dataset, split(config, dataset)).save(folder / "work")
-        first = replace(config, batch_size=batch_sizes[0])
         start = None
         if "start" in names:
-            say("from start to round one, with an empty and a filled compilation cache")
-            start = start_times(first, folder, folder / "compiled", options.data_dir)
-        with Race(config, folder / "work", plan, folder / "compiled", names) as race:
+            say("from start to round one, with an empty and a filled cache")
+            start = start_times(replace(config, batch_size=batch_sizes[0]), folder, options.data_dir)
+        with Race(config, folder / "work", plan, folder / "cache", names) as race:
             for batch_size in batch_sizes:
-                is_first = batch_size == batch_sizes[0]
-                now = [n for n in names if is_first or n not in plan.first_only]
-                results[str(batch_size)] = race.batch(batch_size, now, say, compiles=start is None or not is_first)
-                for contender in plan.first_only:
-                    if contender in race.contenders:
-                        race.contenders.pop(contender).close()
-            vmap_clients = len(race.part) if "ours_vmap" in plan.on_part else race.largest_group
-    one = results[str(batch_sizes[0])]
-    if start is not None:  # the engine's process found the programs of the first batch size in the cache
-        one["compile_seconds"] = round(start["compile_seconds"], 2)
-    results["phase1_cnn1"] = {size: results[size].pop("phase1") for size in list(results)}
-    results["devices"] = {
-        "batch_size": batch_sizes[0],
-        "devices": one["settings"]["ours"]["devices"],
-        "round_seconds": one["ours_round_seconds"],
-        "one_core_round_seconds": one["ours_one_core_round_seconds"],
-        "devices_2_vs_1": one["ratio_vs_ours_one_core"],
-    }
+                results[str(batch_size)] = race.batch(batch_size, say)
     results["start"] = start
-    results["work"] = {"data": dataset.source, "E": config.local_epochs, "N": config.num_clients,
-                       "K": config.num_participants, "vmap_clients_per_step": vmap_clients,
-                       "architectures": list(config.architectures)}  # fmt: skip
-    results["others"] = watch.shares()
+    results["work"] = {
+        "data": dataset.source,
+        "E": config.local_epochs,
+        "N": config.num_clients,
+        "K": config.num_participants,
+        "architectures": list(config.architectures),
+    }
+    results["others"] = others.shares()
     results["seconds"] = round(time.perf_counter() - begin, 1)
     return results
 
@@ -153,7 +138,6 @@ def print_results(results: dict[str, Any], batch_sizes: list[int]) -> None:
         table.add_column("", justify="right", no_wrap=True, min_width=6)
         table.add_column(f"batch {batch_size}", justify="right", style="dim", no_wrap=True)
         table.add_column("", justify="right", no_wrap=True)
-    notes = []
     for name, label in LABELS.items():
         cells = []
         for batch_size in batch_sizes:
@@ -171,36 +155,15 @@ def print_results(results: dict[str, Any], batch_sizes: list[int]) -> None:
             )
         table.add_row(label, *cells)
     console.print(table)
-    one = results[str(batch_sizes[0])]
-    if one["part"]:
-        label = plots.architecture_label(work["architectures"][0])
-        notes.append(
-            f"one vmap, plain loop, one core: on {one['part']['clients']} clients with {label}, where this engine"
-        )
-        notes.append(
-            f"took {one['part']['median']:.2f} s at batch {batch_sizes[0]}; their ratio to that is taken for a round"
-        )
-    elif one["spread"]["ours_vmap"]:
-        notes.append(f"one vmap: {work['vmap_clients_per_step']} clients a step, the largest group; others padded")
-    for note in notes:
-        console.print(f"  {note}", style="dim")
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(style="bold")
     for size, found in ((size, results[str(size)]) for size in batch_sizes):
-        phase1 = results["phase1_cnn1"][str(size)]
-        label = plots.architecture_label(phase1["architecture"])
         table.add_row(f"batch {size}: matrix products, all cores", f"{found['peak_gflops']:.0f} GFLOP/s")
         table.add_row("  whole round", f"{found['gflops']:.0f} GFLOP/s, {found['peak_fraction']:.2f} of it")
-        table.add_row(
-            f"  phase 1 of {label}",
-            f"{phase1['phase1_cnn1_gflops']:.0f} GFLOP/s, {phase1['phase1_cnn1_fraction']:.2f} of it",
-        )
         table.add_row("  compilation", f"{found['compile_seconds']:.1f} s")
-    devices, start = results["devices"], results["start"]
-    if devices["devices_2_vs_1"] is not None:
-        table.add_row(f"{devices['devices']} devices over one core", f"{devices['devices_2_vs_1']:.2f}×")
-    if start is not None:
+    table.add_row("kernels", results[str(batch_sizes[0])]["settings"]["ours"]["kernels"])
+    if (start := results["start"]) is not None:
         table.add_row("start to end of round one, cold", f"{start['start_cold_seconds']:.1f} s")
         table.add_row("start to end of round one, warm", f"{start['start_warm_seconds']:.1f} s")
     console.print(table)

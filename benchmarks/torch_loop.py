@@ -4,6 +4,7 @@ Both have the layers, batches, losses and optimizer of this project; their data 
 clock starts. They differ in what is in the graph:
 
 careful   phase 1: the shared extractor under `no_grad`; phase 2: the shared extractor and the frozen header alone
+cached    the same, the frozen extractor's features computed once a visit; `torch_processes.py` runs it on every core
 released  phase 1: the shared extractor's forward and backward pass too, its gradients never used; phase 2: the local
           model's forward and backward pass too, its features multiplied by zero
 
@@ -65,8 +66,10 @@ class Client(nn.Module):
 class TorchLoop:
     """All clients in a dictionary, one after the other on all cores."""
 
-    def __init__(self, work: Work, released: bool = False, order: Order | None = None, threads: int = 0):
-        self.config, self.partition, self.released = work.config, work.partition, released
+    def __init__(
+        self, work: Work, released: bool = False, cached: bool = False, order: Order | None = None, threads: int = 0
+    ):
+        self.config, self.partition, self.released, self.cached = work.config, work.partition, released, cached
         torch.set_num_threads(threads or os.cpu_count() or 1)
         torch.manual_seed(self.config.seed)
         self.order = order or self._random_order
@@ -126,7 +129,7 @@ class TorchLoop:
         rows = np.resize(self.partition.train[0], self.batch_size)
         for _ in range(4):
             start = time.perf_counter()
-            self._train_local_model(client, iter([self.images_of(rows)]))
+            self._train_local_model(client, iter([(*self.images_of(rows), torch.arange(0))]))
             seconds.append(time.perf_counter() - start)
         return min(seconds)
 
@@ -135,26 +138,33 @@ class TorchLoop:
     def round(self, number: int, participants: Sequence[int]) -> dict[str, Any]:
         """One round of these clients: seconds, mean loss, mean accuracy."""
         start = time.perf_counter()
-        sizes = [len(self.partition.train[client]) for client in participants]
+        samples = sum(len(self.partition.train[client]) for client in participants)
         total = {name: torch.zeros_like(value) for name, value in self.shared.state_dict().items()}
-        losses, accuracies = [], []
-        for client, size in zip(participants, sizes, strict=True):
+        visits = self.visits(number, participants, total, samples)
+        self.shared.load_state_dict(total)
+        loss, accuracy = np.mean(visits, axis=0)
+        return {"seconds": time.perf_counter() - start, "loss": float(loss), "accuracy": float(accuracy)}
+
+    def visits(
+        self, number: int, participants: Sequence[int], total: dict[str, Tensor], samples: int
+    ) -> list[tuple[float, float]]:
+        """Loss and accuracy of these clients; their shares of the average are added to `total`."""
+        found = []
+        for client in participants:
             loss, accuracy, trained = self.visit(number, client)
-            losses.append(loss)
-            accuracies.append(accuracy["mixed"])
+            found.append((loss, accuracy["mixed"]))
             with torch.no_grad():
                 for name, value in trained.state_dict().items():
-                    total[name].add_(value, alpha=size / sum(sizes))
-        self.shared.load_state_dict(total)
-        seconds = time.perf_counter() - start
-        return {"seconds": seconds, "loss": float(np.mean(losses)), "accuracy": float(np.mean(accuracies))}
+                    total[name].add_(value, alpha=len(self.partition.train[client]) / samples)
+        return found
 
     def visit(self, number: int, client: int) -> tuple[float, dict[str, float], Extractor]:
         """A participant's two phases; returns its loss, its accuracies after phase 1 and what it uploads."""
         if client not in self.clients:
             self.clients[client] = copy.deepcopy(self.starts[client % len(self.starts)])
         own = self.clients[client]
-        loss = self._train_local_model(own, self.batches(number, client, 1))
+        features = self._shared_features(client) if self.cached else None
+        loss = self._train_local_model(own, self.batches(number, client, 1), features)
         accuracy = self.accuracy(client)
         trained = copy.deepcopy(self.shared)
         self._train_shared_extractor(own, trained, self.batches(number, client, 2))
@@ -165,13 +175,20 @@ class TorchLoop:
         images = self.pixels[index]
         return images.permute(0, 3, 1, 2) if self.channels_last else images, self.labels[index]
 
-    def batches(self, number: int, client: int, phase: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of all local epochs; the last of an epoch may be short."""
+    @torch.no_grad()
+    def _shared_features(self, client: int) -> Tensor:
+        """Features of all training images of a client by the frozen extractor, by position."""
+        rows, size = self.partition.train[client], self.batch_size
+        return torch.cat([self.shared(self.images_of(rows[i : i + size])[0]) for i in range(0, len(rows), size)])
+
+    def batches(self, number: int, client: int, phase: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Images, labels and positions of all local epochs; the last batch of an epoch may be short."""
         rows = self.partition.train[client]
         for epoch in range(self.config.local_epochs):
             order = self.order(number, client, phase, epoch)
             for start in range(0, len(rows), self.batch_size):
-                yield self.images_of(rows[order[start : start + self.batch_size]])
+                chosen = order[start : start + self.batch_size]
+                yield *self.images_of(rows[chosen]), torch.from_numpy(chosen)
 
     def _sgd(self, groups: list[dict[str, Any]]) -> torch.optim.SGD:
         config = self.config
@@ -180,7 +197,9 @@ class TorchLoop:
             groups, lr=config.rate, momentum=config.momentum, weight_decay=config.weight_decay, **kind
         )
 
-    def _train_local_model(self, client: Client, batches: Iterator[tuple[Tensor, Tensor]]) -> float:
+    def _train_local_model(
+        self, client: Client, batches: Iterator[tuple[Tensor, Tensor, Tensor]], features: Tensor | None = None
+    ) -> float:
         """Phase 1: local extractor, header and mix vector learn from the mixed features."""
         own, config, model = self.config.pfedafm, self.config, client.model
         client.requires_grad_(True)
@@ -188,9 +207,9 @@ class TorchLoop:
         mix = {"params": [client.mix], "lr": own.mix_learning_rate, "weight_decay": own.mix_weight_decay}
         optimizer = self._sgd([{"params": model}, mix])
         total, seen = torch.zeros(()), 0
-        for images, labels in batches:
+        for images, labels, positions in batches:
             with torch.set_grad_enabled(self.released):
-                shared = self.shared(images)
+                shared = self.shared(images) if features is None else features[positions]
             mixed = torch.lerp(shared, client.extractor(images), client.mix)
             loss = functional.cross_entropy(client.header(mixed), labels)
             optimizer.zero_grad(set_to_none=True)
@@ -204,7 +223,7 @@ class TorchLoop:
         return float(total) / seen
 
     def _train_shared_extractor(
-        self, client: Client, shared: Extractor, batches: Iterator[tuple[Tensor, Tensor]]
+        self, client: Client, shared: Extractor, batches: Iterator[tuple[Tensor, Tensor, Tensor]]
     ) -> None:
         """Phase 2: the shared extractor learns under the client's frozen header."""
         client.requires_grad_(self.released)
@@ -212,7 +231,7 @@ class TorchLoop:
         params = list(shared.parameters())
         optimizer = self._sgd([{"params": params}])
         nothing = torch.zeros_like(client.mix)
-        for images, labels in batches:
+        for images, labels, _ in batches:
             features = shared(images)
             if self.released:
                 features = torch.lerp(features, client.extractor(images), nothing)

@@ -13,8 +13,10 @@ def build(kind: str, folder: Path, options: dict[str, Any]) -> Any:
     from common import Work
 
     work = Work.load(folder)
-    if options.pop("part", False):
-        work = work.part()
+    if kind == "torch_strongest":
+        from torch_processes import TorchProcesses
+
+        return TorchProcesses(work)
     if kind.startswith("torch"):
         from torch_loop import TorchLoop
 
