@@ -21,7 +21,11 @@ from pfedafm_jax.models import describe
 def serve(connection: Any, work: Work, shared: dict[str, torch.Tensor], total: dict[str, torch.Tensor]) -> None:
     """The process of one core: its clients, and its part of the sum."""
     loop = TorchLoop(work, cached=True, threads=1)
-    while (message := connection.recv()) is not None:
+    while True:
+        try:
+            message = connection.recv()
+        except EOFError:  # the benchmark has ended
+            return
         if isinstance(message, int):
             answer = loop.prepare(message)
         else:
