@@ -9,11 +9,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from pfedafm_jax.engine.visit import client_key
 
 from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.engine import build, run_round, start
+from pfedafm_jax.engine.visit import client_key
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import PFedAFM
 from pfedafm_jax.training import epoch_order
@@ -146,7 +146,7 @@ def test_the_torch_loop_computes_what_the_engine_computes(larger, kind):
         key = jax.random.fold_in(client_key(programs.key, number, client), phase)
         size = len(larger.partition.train[client])
         key = jax.random.fold_in(jax.random.fold_in(key, epoch), 2**20)
-        return np.asarray(epoch_order(key, np.int32(size), size))  # pyright: ignore
+        return np.array(epoch_order(key, np.int32(size), size))  # pyright: ignore
 
     def loaded(client, server):
         options = {"released": kind == "released", "cached": kind == "cached"}
