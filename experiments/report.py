@@ -1,4 +1,4 @@
-"""Runs as one HTML page to open, print or send: `python experiments/report.py runs/hetero_cifar10`."""
+"""Runs as one page to open, print or send: `python experiments/report.py runs/hetero_cifar10`."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""The paper's tables and figures, its numbers beside ours: `python experiments/reproduce.py table3`."""
+"""The paper's tables and figures beside ours: `python experiments/reproduce.py table3`."""
 
 import argparse
 import shlex

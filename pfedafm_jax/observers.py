@@ -43,8 +43,8 @@ class Observer:
     """
 
     def start(self, run_dir: Path, config: dict[str, Any], past: Sequence[Observation]) -> None:
-        """Before the first new round of a run with these settings, nested as in `config.json`; `past`
-        are the rounds that a resumed run has behind it."""
+        """Before the first new round of a run with these settings, nested as in `config.json`;
+        `past` are the rounds that a resumed run has behind it."""
 
     def round(self, observation: Observation) -> None:
         """After each round."""

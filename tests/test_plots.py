@@ -1,4 +1,4 @@
-"""Pictures of saved runs: which runs, under which names, with which numbers; and the command that draws them."""
+"""Pictures of runs: names, numbers, colours, text as it is; and the command that draws them."""
 
 import runpy
 import sys

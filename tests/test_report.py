@@ -1,4 +1,4 @@
-"""The report of runs: what is on the page, that it needs nothing else, that nothing in it is obeyed."""
+"""The report of runs: what is on the page, that it needs nothing else, that all is escaped."""
 
 import base64
 import html.parser

@@ -1,4 +1,4 @@
-"""The paper's tables and figures: its numbers, the plan, the tables from made-up runs, the command."""
+"""The paper's tables and figures: its numbers, the plan, tables of made-up runs, the command."""
 
 import dataclasses
 import doctest
@@ -12,7 +12,6 @@ import reproduce
 from by_hand import record, run_by_hand
 from paper import numbers, outcome
 from paper.items import ITEMS
-from paper.outcome import Claim
 from paper.study import SCALES, Study, estimator, name_of
 from paper.tables import accuracy_table
 
@@ -47,17 +46,13 @@ def test_the_papers_margins_follow_from_its_tables(family):
         assert own - max(others) == pytest.approx(numbers.MARGIN_BEST[family][index], abs=1e-6)
         mutual = [values[name] for name in numbers.MUTUAL if values[name] is not None]
         assert own - max(mutual) == pytest.approx(numbers.MARGIN_MUTUAL[family][index], abs=1e-6)
+    assert set(numbers.METHODS) == set(numbers.ACCURACY[family]) <= set(method_names())
 
 
 @pytest.mark.parametrize("module", [numbers, outcome])
 def test_examples_in_docstrings(module):
     failures, tried = doctest.testmod(module)
     assert tried and not failures
-
-
-def test_the_paper_and_this_project_have_the_same_methods():
-    assert set(numbers.METHODS) <= set(method_names())
-    assert set(numbers.ACCURACY["homo"]) == set(numbers.METHODS)
 
 
 def test_the_papers_number_stands_beside_runs_of_its_settings():
@@ -201,11 +196,6 @@ def test_every_figure_is_drawn_from_finished_runs_and_says_what_is_missing(tmp_p
     assert claims["pFedAFM needs fewer rounds than FedProto."] is True
     assert claims["CIFAR-100: iterative training is better than end to end."] is None
     assert claims["CIFAR-10: accuracy rises from the small to the large to the mixed model."] is False
-
-
-def test_a_claim_says_what_was_seen():
-    assert "cannot be told" in Claim("It rises.", None).line()
-    assert Claim("It rises.", False, "by 0").line() == "It rises. Here: no, by 0."
 
 
 def test_time_is_estimated_from_work_and_from_what_finished_runs_took(tmp_path):

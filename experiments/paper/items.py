@@ -1,4 +1,4 @@
-"""The paper's tables and figures by name: which runs each needs, and what makes an outcome of them."""
+"""The paper's tables and figures by name: the runs each needs, and what makes an outcome of them."""
 
 import json
 from collections.abc import Callable
@@ -71,39 +71,19 @@ def _nothing(study: Study) -> dict[tuple[Any, ...], Task]:
     return {}
 
 
+_P, _C = comparisons, case_studies
 ITEMS = {
     "table1": Item("sizes of the five networks", _nothing, tables.model_sizes),
     "table2": _accuracy("homo", "all methods, one architecture"),
     "table3": _accuracy("hetero", "all methods, five architectures"),
-    "fig-convergence": Item("accuracy by round", comparisons.convergence_tasks, comparisons.convergence),
-    "fig-individual": Item(
-        "every client, pFedAFM minus FedProto",
-        comparisons.pair_tasks,
-        comparisons.individual,
-        also=comparisons.all_tasks,
-    ),
-    "fig-cost": Item(
-        "rounds, communication and computation to 90 % and 50 %",
-        comparisons.pair_tasks,
-        comparisons.cost,
-    ),
-    "fig-pathological": _uneven(
-        "classes that a client sees",
-        case_studies.class_points,
-        case_studies.class_changes,
-        "classes a client",
-    ),
-    "fig-dirichlet": _uneven(
-        "Dirichlet shares of all classes",
-        case_studies.gamma_points,
-        case_studies.gamma_changes,
-        "gamma",
-    ),
-    "fig-mix-lr": Item("learning rate of the mix vector", case_studies.mix_rate_tasks, case_studies.mix_rate),
-    "fig-mix-mean": Item("mean of the mix vector by round", case_studies.own_tasks, case_studies.mix_mean),
-    "fig-ablation-models": Item("small, large and mixed model", case_studies.own_tasks, case_studies.parts),
-    "fig-ablation-training": Item(
-        "end-to-end and iterative training", case_studies.training_tasks, case_studies.training
-    ),
+    "fig-convergence": Item("accuracy by round", _P.convergence_tasks, _P.convergence),
+    "fig-individual": Item("every client, pFedAFM minus FedProto", _P.pair_tasks, _P.individual, _P.all_tasks),
+    "fig-cost": Item("rounds, communication and computation to 90 % and 50 %", _P.pair_tasks, _P.cost),
+    "fig-pathological": _uneven("classes that a client sees", _C.class_points, _C.class_changes, "classes a client"),
+    "fig-dirichlet": _uneven("Dirichlet shares of all classes", _C.gamma_points, _C.gamma_changes, "gamma"),
+    "fig-mix-lr": Item("learning rate of the mix vector", _C.mix_rate_tasks, _C.mix_rate),
+    "fig-mix-mean": Item("mean of the mix vector by round", _C.own_tasks, _C.mix_mean),
+    "fig-ablation-models": Item("small, large and mixed model", _C.own_tasks, _C.parts),
+    "fig-ablation-training": Item("end-to-end and iterative training", _C.training_tasks, _C.training),
     "fig-theory": Item("the assumptions and the bound in a run", _nothing, _theory),
-}
+}  # fmt: skip

@@ -35,7 +35,7 @@ def at(found: Found, *start: Any) -> list[Run]:
 
 
 class Miniature(nn.Module):
-    """For trying things out: means of 4 x 4 fields and two linear layers; it compiles in no time."""
+    """For trying things out: means of 4 x 4 fields, two linear layers; it compiles in no time."""
 
     hidden: int
     features: int = 16
@@ -102,7 +102,7 @@ SCALES = {
     for scale in (
         Scale(
             "smoke",
-            "generated images, one tiny network: shows that everything works, the numbers mean nothing",
+            "generated images, one tiny network: shows that all works, the numbers mean nothing",
             dict.fromkeys(numbers.DATASETS, 2),
             _smoke,
             columns=(8,),
@@ -117,7 +117,7 @@ SCALES = {
         ),
         Scale(
             "quick",
-            "the named configurations, the paper's column N = 100 only, fewer points in some figures",
+            "the named configurations, the column N = 100 only, fewer points in some figures",
             dict.fromkeys(numbers.DATASETS, 20),
             _as_in_the_file,
             seen_classes={"cifar10": (2, 6, 10), "cifar100": (10, 50, 100)},
@@ -126,7 +126,7 @@ SCALES = {
         ),
         Scale(
             "paper",
-            "the paper's own settings, E = 10, learning rate 0.01, its columns of N and C, all points",
+            "the paper's settings, E = 10, learning rate 0.01, its columns of N and C, all points",
             dict.fromkeys(numbers.DATASETS, 500),
             paper_scale,
             columns=tuple(PAPER_COLUMNS),

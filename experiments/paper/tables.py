@@ -89,11 +89,7 @@ def accuracy_table(study: Study, found: Found, family: str) -> Outcome:
     labels = [f"N={column}, {study.label(dataset)}" for column, dataset in cells]
     stated = {cell: partial(_stated, family, cell) for cell in cells}
     overview = [
-        [find_method(name).title]
-        + [
-            f"{percent(score(runs.get(name, ()))[0])}{' ✗' * bool(diverged(runs.get(name, ())))} ({stated[cell](name)})"
-            for cell, runs in cells.items()
-        ]
+        [find_method(name).title] + [_cell(runs.get(name, ()), stated[cell](name)) for cell, runs in cells.items()]
         for name in methods
     ]
     for label, baselines, margins in (
@@ -128,6 +124,10 @@ def accuracy_table(study: Study, found: Found, family: str) -> Outcome:
         notes.append("Runs are of different lengths, see the column of rounds: compare with care.")
     figure = _accuracy_figure(family, cells, labels, methods)
     return Outcome(TITLES[family], tables, figure, [claim], notes)
+
+
+def _cell(runs: Sequence[Run], stated: str) -> str:
+    return f"{percent(score(runs)[0])}{' ✗' if diverged(runs) else ''} ({stated})"
 
 
 def _stated(family: str, cell: Cell, method: str) -> str:
