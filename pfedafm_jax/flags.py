@@ -54,17 +54,21 @@ def setting_parser(config: Config, everything: bool = True) -> Parser:
 
     def add(group: Any, owner: Any, name: str, setting: Setting, prefix: str = "") -> None:
         value = getattr(owner, name)
-        shown = ",".join(value) if isinstance(value, tuple) else "none" if value is None else str(value)
+        shown = ",".join(value) if isinstance(value, tuple) else str(value)
+        shown = shown.lower() if isinstance(value, bool | None) else shown
         text = setting.help if everything else shorten(setting.help.split(". ")[0], 51, placeholder=" …")
         more: dict[str, Any] = {"type": partial(setting.read, prefix=prefix), "metavar": shorten(shown, 20) or "…"}
         if setting.kind is bool:
-            more = {"action": argparse.BooleanOptionalAction}
+            more |= {"nargs": "?", "const": True}
         elif setting.kind is tuple:
             more = {"nargs": "+", "metavar": shown if everything else "A,B"}
         hidden = not everything and prefix + name not in IN_SHORT
         text = argparse.SUPPRESS if hidden else text.replace("%", "%%")
-        flag = "--" + (prefix + name).replace("_", "-").replace(prefix.replace("_", "-"), prefix, 1)
-        group.add_argument(flag, dest=prefix + name, help=text, **more)
+        flag = prefix + name.replace("_", "-")
+        group.add_argument(f"--{flag}", dest=prefix + name, help=text, **more)
+        if setting.kind is bool:
+            more = {"action": "store_false", "help": argparse.SUPPRESS}
+            group.add_argument(f"--no-{flag}", dest=prefix + name, **more)
 
     for kind in GROUPS:
         group = parser.add_argument_group(kind.__name__)
@@ -82,12 +86,11 @@ def spelled(word: str) -> str:
     if not word.startswith("--"):
         return word
     flag, equals, value = word[2:].partition("=")
-    method, dot, name = flag.rpartition(".")
+    method, dot, name = flag.removeprefix("no-").rpartition(".")
     method, name = method.replace("-", "_"), name.replace("_", "-")
-    name = ALIASES.get(name, name)
-    if dot and name.startswith("no-"):  # --pfedafm.no-mix-project
-        method, name = f"no-{method}", name[3:]
-    return f"--{method}{dot}{name}{equals}{value}"
+    off = "no-" if flag.startswith("no-") or (dot and name.startswith("no-")) else ""  # --fml.no-detach-targets
+    name = name.removeprefix("no-") if dot else name
+    return f"--{off}{method}{dot}{ALIASES.get(name, name)}{equals}{value}"
 
 
 def print_help(options: Parser, config: Config, program: str, description: str, everything: bool) -> None:
@@ -99,8 +102,8 @@ def print_help(options: Parser, config: Config, program: str, description: str, 
     print(settings.format_help().strip() + "\n")
     for what, names in (("methods", METHOD_SETTINGS), ("architectures", extractor_names())):
         print(fill(f"{what}: {', '.join(names)}", 80, subsequent_indent="  "))
-    if not everything:
-        print("--help-all: every setting, and those of each method, such as --fml.alpha 0.3")
+    more = "--help-all: every setting, and those of each method, such as --fml.alpha 0.3"
+    print("--SETTING alone switches on, --no-SETTING off" if everything else more)
 
 
 def given(config: Config, words: list[str], options: Parser) -> Config:

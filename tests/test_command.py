@@ -103,7 +103,7 @@ def test_help_fits_two_screens_and_help_all_has_every_setting(capsys):
     shown_flags = {word.rstrip(",") for line in full for word in line.split()}
     for name in settings_of(Config):
         assert "--" + name.replace("_", "-") in shown_flags
-    assert {"--pfedafm.mix-learning-rate", "--no-pfedafm.mix-project", "--fml.learning-rate"} <= shown_flags
+    assert {"--pfedafm.mix-learning-rate", "--pfedafm.mix-project", "--fml.learning-rate"} <= shown_flags
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,10 @@ def test_help_fits_two_screens_and_help_all_has_every_setting(capsys):
         ("--model cnn1 cnn5", "architectures", ("cnn1", "cnn5")),
         ("--architectures cnn1,cnn5", "architectures", ("cnn1", "cnn5")),
         ("--flip", "flip", True),
+        ("--flip true --rounds 3", "flip", True),
+        ("--same-start False", "same_start", False),
         ("--no-same-start", "same_start", False),
+        ("--no-pfedafm.mix-project", "pfedafm.mix_project", False),
         ("--lr-mix 0.1", "pfedafm.mix_learning_rate", 0.1),
         ("--pfedafm.mix_fixed 0.25", "pfedafm.mix_fixed", 0.25),
         ("--pfedafm.no-mix-project", "pfedafm.mix_project", False),
