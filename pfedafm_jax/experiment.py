@@ -114,14 +114,10 @@ class Experiment:
             name: int(sum(info[name] if name in info else [getattr(cost, name) for cost in costs]))
             for name in ("floats_up", "floats_down", "flops")
         }
-        hidden = ("accuracy", "finite", "loss", *totals)
-        more = {
-            f"mean_{name}" if name.startswith("accuracy/") else name: mean(
-                values if name.startswith("accuracy/") else values[finite]
-            )
-            for name, values in info.items()
-            if name not in hidden
-        }
+        more = {}
+        for name in info.keys() - {"accuracy", "finite", "loss", *totals}:
+            other = name.startswith("accuracy/")  # of another prediction
+            more[f"mean_{name}" if other else name] = mean(info[name] if other else info[name][finite])
         record = Record(
             round=number,
             mean_accuracy=mean(info["accuracy"]),
@@ -131,7 +127,7 @@ class Experiment:
             participants=result.participants.tolist(),
             not_finite=int(np.sum(~finite)),
             **totals,
-            more=more,
+            more=dict(sorted(more.items())),
         )
         if evaluate or number % self.config.eval_every == 0:
             record = self._evaluated(record)
@@ -147,15 +143,12 @@ class Experiment:
     def _evaluated(self, record: Record) -> Record:
         """The record with the accuracies of all clients as they are now."""
         found = self._loop.evaluate(self.programs, self.state)
-        scores = {self._name(n): np.asarray(found[n], np.float32) for n in self._accuracies(found)}
+        names = [f"accuracy/{one}" for one in self.predictions]  # in the method's own order
+        scores = {self._name(name): np.asarray(found[name], np.float32) for name in names}
         self.evaluations[record.round] = scores
         means = {f"all_clients_{name}": mean(values) for name, values in scores.items()}
         own = means.pop("all_clients_accuracy")
         return dataclasses.replace(record, all_clients_accuracy=own, more=_without_evaluation(record) | means)
-
-    def _accuracies(self, found: Any) -> list[str]:
-        """The engine's names in the method's own order."""
-        return [name for name in (f"accuracy/{one}" for one in self.predictions) if name in found]
 
     # ---------------------------------------------------------------------------- resuming
 
@@ -165,10 +158,7 @@ class Experiment:
         missing = np.full(self.config.num_participants, np.nan, np.float32)
         rows = [[row.get(name, missing) for name in visits] for row in self._visits]
         scores = [list(found.values()) for found in self.evaluations.values()]
-        arrays = {
-            "visits": np.array(rows, np.float32),
-            "evaluations": np.array(scores, np.float32),
-        }
+        arrays = {"visits": np.array(rows, np.float32), "evaluations": np.array(scores, np.float32)}
         details = {
             "records": [record.as_dict() for record in self.records],
             "visits": visits,
