@@ -27,7 +27,8 @@ from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.methods.pfedafm import PFedAFM, mix_features
 from pfedafm_jax.models import Architecture
-from pfedafm_jax.training import ClientData, cross_entropy
+from pfedafm_jax.reference import plain
+from pfedafm_jax.training import cross_entropy
 
 Tree = Any
 CLIENTS = 3  # participants looked at in a round
@@ -129,19 +130,12 @@ def _batches(programs: Programs, client: int, round_index: int) -> tuple[np.ndar
     return dataset.images[padded], dataset.labels[padded].astype(np.int32), real
 
 
-def own_extractor(programs: Programs, client: int, round_index: int, header: Tree, shared_extractor: Tree) -> Tree:
+def own_extractor(programs: Programs, client: int, t: int, header: Tree, shared: Tree) -> Tree:
     """θ_k^t, what a participant uploads: phase 2 done again, with the same key, since the engine
-    keeps only the average."""
-    longest = int(programs.num_train.max())
-    rows = np.resize(programs.partition.train[client], longest)
-    count = jnp.int32(programs.num_train[client])
-    images = jnp.asarray(programs.dataset.images[rows])
-    labels = jnp.asarray(programs.dataset.labels[rows].astype(np.int32))
-    positions = jnp.arange(longest, dtype=jnp.int32)
-    data = ClientData(images, labels, positions, count, positions, count)
-    key = client_key(programs.key, round_index, client)
-    server = {"shared_extractor": shared_extractor}
-    update = programs.method.shared_update(key, {"header": header}, server, data, jnp.float32(1))
+    keeps only the average. `header` is its trained one, `shared` the extractor that it received."""
+    key, data = client_key(programs.key, t, client), plain.data_of(programs, client)
+    own, server = {"header": header}, {"shared_extractor": shared}
+    update = plain.shared_update(programs.method, key, own, server, data, np.float32(1))
     return jax.device_get(update.upload["shared_extractor"])
 
 
