@@ -78,9 +78,10 @@ def _said(value: Any) -> str:
 
 
 def _own_settings(run: Run) -> dict[str, Any]:
-    """Settings on one level, without those of other methods."""
+    """Settings on one level, without those of other methods; one learning rate, the one used."""
     method = f"{run.config['method']}."
-    return {n: v for n, v in run.settings.items() if "." not in n or n.startswith(method)}
+    own = {n: v for n, v in run.settings.items() if "." not in n or n.startswith(method)}
+    return own | {"learning_rate": own.pop(f"{method}learning_rate", None) or own["learning_rate"]}
 
 
 # ------------------------------------------------------------------------------- several runs
@@ -156,7 +157,7 @@ def _one(number: int, run: Run, published: Published) -> dict[str, Any]:
     return {
         "run": run,
         "label": f"{number} · {run.folder.resolve().name if run.folder else run.name}",
-        "rate": config.get(config["method"], {}).get("learning_rate") or config["learning_rate"],
+        "rate": own["learning_rate"],
         "participants": max(1, round(config["participation"] * config["num_clients"])),
         "published": published(config),
         "models": [f"{name} model" for name in run.predictions],

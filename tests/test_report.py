@@ -95,12 +95,14 @@ def test_everything_is_escaped():
 
 
 def test_several_runs_are_compared_first():
-    runs = [made(seed=5), made(seed=7), made(finished=False, momentum=0.5)]
+    own = {"learning_rate": 0.125}
+    runs = [made(seed=5), made(seed=7), made(finished=False, momentum=0.5, pfedafm=own)]
     found = Page(page(runs, lambda config: ("Table 3", None)))
     assert found.text.index("Where their settings differ") < found.text.index("1 · pfedafm-seed5: pFedAFM on synthetic")
     assert "2 of 4" in found.text and "This run is unfinished: 2 of 4 rounds are there" in found.text
     differ = found.text[found.text.index("Where their settings differ") : found.text.index("Over seeds")]
     assert "momentum" in differ and "seed" in differ and "batch_size" not in differ
+    assert "0.125" in differ and "pfedafm" not in differ.replace("pfedafm-seed", "")  # its own rate
     assert "75.00 ± 0.00" in found.text and "5, 7" in found.text and "no convergence" in found.text
     assert [heading["id"] for heading in found.all("h2")] == ["run-1", "run-2", "run-3"]
 
