@@ -142,6 +142,9 @@ def test_cifar_settings_of_the_paper(num_clients, classes_per_client, num_classe
     held = np.where(counts > 0, counts, np.nan)
     assert np.nanmax(np.nanmax(held, axis=0) - 1.5 * np.nanmin(held, axis=0)) <= 2.5
     assert sum(map(len, split.test)) == pytest.approx(12000, abs=num_clients)
+    # More classes than slots: some belong to nobody.
+    few = make_partition(CIFAR_LIKE, 50000, 2, classes_per_client=3).class_counts(CIFAR_LIKE, 10)
+    assert sorted(few.sum(axis=0)) == [0] * 4 + [6000] * 6
 
 
 def test_authors_split_of_cifar_uses_40000_and_10000_in_the_same_shares():
@@ -150,11 +153,6 @@ def test_authors_split_of_cifar_uses_40000_and_10000_in_the_same_shares():
     for train, test in zip(split.train, split.test, strict=True):
         trained, tested = (np.bincount(CIFAR_LIKE[part], minlength=10) / len(part) for part in (train, test))
         np.testing.assert_allclose(trained, tested, atol=0.02)
-
-
-def test_more_classes_than_slots_leaves_some_out():
-    split = make_partition(CIFAR_LIKE, 50000, 2, classes_per_client=3)
-    assert sorted(split.class_counts(CIFAR_LIKE, 10).sum(axis=0)) == [0] * 4 + [6000] * 6
 
 
 def test_smaller_gamma_is_more_unequal():
@@ -243,12 +241,6 @@ def test_damaged_partition_file_is_named(tmp_path):
     path = tmp_path / "split.npz"
     with pytest.raises(PfedafmError, match="cannot be read"):
         Partition.load(path)
-    make_partition(CIFAR_LIKE[:200], 100, 3).save(path)
-    content = path.read_bytes()
-    for cut in (0, 10, len(content) // 2, len(content) - 1):
-        path.write_bytes(content[:cut])
-        with pytest.raises(PfedafmError, match="cannot be read as a partition file"):
-            Partition.load(path)
     for num, accepted in ((3, True), (4, False)):  # sizes 0 + 1 + 2 are 3 indices, 0 + 1 + 2 + 3 are not 4
         fake: dict[str, Any] = {f"{part}{end}": np.arange(num) for part in PARTS for end in ("", "_sizes")}
         np.savez(path, **fake)
