@@ -15,9 +15,10 @@ import inspect
 import itertools
 import math
 import textwrap
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import astuple, dataclass
 from functools import cache
+from operator import ge, gt, le, lt
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -32,6 +33,7 @@ Count = Annotated[int, Ge(1), Le(10_000_000)]
 Epochs = Annotated[int, Ge(1), Le(1_000_000)]
 
 Kind = TypeVar("Kind")
+_LIMITS = {Ge: (" from ", ge), Gt: (" above ", gt), Le: (" to ", le), Lt: (", below ", lt)}
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Setting:
     kind: type  # bool, int, float, str, or tuple of names
     optional: bool  # whether None is accepted
     choices: tuple[str, ...]  # of a Literal
-    limits: tuple[Any, ...]  # Ge, Gt, Le, Lt
+    limits: tuple[tuple[str, Callable[[Any, Any], bool], float], ...]  # word, comparison, end
     default: Any
     help: str
 
@@ -89,25 +91,15 @@ class Setting:
         """What may be given, in words: `a whole number from 1 to 10,000,000`."""
         if self.choices:
             return ", ".join(self.choices)
-        words = {
+        names = {
             bool: "true or false",
             int: "a whole number",
             float: "a number",
             str: "a text",
             tuple: "a tuple of names",
         }
-        return words[self.kind] + self._range() + (" or none" if self.optional else "")
-
-    def _range(self) -> str:
-        def shown(limit: Any) -> str:
-            value = getattr(limit, type(limit).__name__.lower())
-            return f"{value:,}" if isinstance(value, int) else f"{value:g}"
-
-        low = [limit for limit in self.limits if isinstance(limit, Ge | Gt)]
-        high = [limit for limit in self.limits if isinstance(limit, Le | Lt)]
-        words = [f" {'from' if isinstance(limit, Ge) else 'above'} {shown(limit)}" for limit in low]
-        words += [f"{' to' if isinstance(limit, Le) else ', below'} {shown(limit)}" for limit in high]
-        return "".join(words)
+        limits = (word + (f"{end:,}" if isinstance(end, int) else f"{end:g}") for word, _, end in self.limits)
+        return names[self.kind] + "".join(limits) + (" or none" if self.optional else "")
 
     def check(self, value: Any, prefix: str = "") -> None:
         """Raises where a value is of another type, out of range or none of the choices."""
@@ -123,7 +115,7 @@ class Setting:
             return False
         if isinstance(value, float) and not math.isfinite(value):
             return False
-        return (not self.choices or value in self.choices) and all(value_in(limit, value) for limit in self.limits)
+        return (not self.choices or value in self.choices) and all(holds(value, end) for _, holds, end in self.limits)
 
     def read(self, text: str, prefix: str = "") -> Any:
         """A value from the command line."""
@@ -133,20 +125,6 @@ class Setting:
             return {"true": True, "false": False}[text.lower()] if self.kind is bool else self.kind(text)
         except (ValueError, KeyError):
             raise bad(prefix + self.name, text, self.accepted) from None
-
-
-def value_in(limit: Any, value: Any) -> bool:
-    """Whether a value keeps a limit."""
-    match limit:
-        case Ge(ge):
-            return value >= ge
-        case Gt(gt):
-            return value > gt
-        case Le(le):
-            return value <= le
-        case Lt(lt):
-            return value < lt
-    return True
 
 
 @cache
@@ -163,7 +141,7 @@ def settings_of(kind: type) -> dict[str, Setting]:
         limits: tuple[Any, ...] = ()
         if len(inner) == 1 and get_origin(inner[0]) is Annotated:
             inner[0], *rest = get_args(inner[0])
-            limits = tuple(limit for limit in rest if isinstance(limit, Ge | Gt | Le | Lt))
+            limits = tuple((*_LIMITS[type(one)], astuple(one)[0]) for one in rest if type(one) in _LIMITS)
         base = get_origin(inner[0]) or inner[0]
         choices = get_args(inner[0]) if base is Literal else ()
         base = str if choices else base
