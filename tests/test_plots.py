@@ -1,20 +1,18 @@
 """Pictures of runs: names, numbers, colours, text as it is; and the command that draws them."""
 
-import runpy
-import sys
 from html import escape
-from pathlib import Path
 
 import matplotlib
 import numpy as np
+import plot
 import pytest
 from by_hand import record, run_by_hand
 
 from pfedafm_jax import figures, plots
+from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import method_names
 from pfedafm_jax.results import grouped, per_round, read_runs
 
-COMMAND = Path(__file__).parent.parent / "experiments" / "plot.py"
 FLOATS = {"pfedafm": 100, "standalone": 0, "fd": 1}
 
 
@@ -75,11 +73,9 @@ def test_methods_that_send_little_much_and_nothing_fit_one_picture(folder):
 
 
 @pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
-def test_the_command_draws_and_says_what_and_where(suffix, folder, tmp_path, monkeypatch, capsys):
+def test_the_command_draws_and_says_what_and_where(suffix, folder, tmp_path, capsys):
     out = tmp_path / f"picture.{suffix}"
-    monkeypatch.setattr(sys, "argv", ["plot.py", str(folder), "--group", "method", "--smooth", "2", "--out", str(out)])
-    with pytest.raises(SystemExit, match="0"):
-        runpy.run_path(str(COMMAND), run_name="__main__")
+    assert plot.main([str(folder), "--group", "method", "--smooth", "2", "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert "pFedAFM" in said and "61.00" in said and f"picture.{suffix}" in said.replace("\n", "")
     assert out.read_bytes()[:5] in (b"\x89PNG\r", b"%PDF-", b"<?xml")
@@ -88,29 +84,21 @@ def test_the_command_draws_and_says_what_and_where(suffix, folder, tmp_path, mon
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["{}/nowhere"], "nowhere' cannot be used; accepted: the folder of a run"),
-        (["{}/pfedafm-seed0", "--group", "metod"], "group = 'metod' cannot be used"),
-        (["{}/pfedafm-seed0", "--smooth", "0"], "smooth = 0 cannot be used; accepted: 1 or more"),
-        (["{}/pfedafm-seed0", "--out", "plot.gif"], "out = 'plot.gif' cannot be used"),
-        (["{}/pfedafm-seed0", "--out", "nowhere/plot.png"], "a folder that exists"),
-        (["{}/pfedafm-seed0", "--x", "time"], "invalid choice: 'time'"),
-        ([], "RUN_DIR"),
+        (["nowhere"], "nowhere' cannot be used; accepted: the folder of a run"),
+        (["run", "--group", "metod"], "group = 'metod' cannot be used"),
+        (["run", "--smooth", "0"], "smooth = 0 cannot be used; accepted: 1 or more"),
+        (["run", "--out", "plot.gif"], "out = 'plot.gif' cannot be used"),
+        (["run", "--out", "nowhere/plot.png"], "a folder that exists"),
+        (["empty"], "nothing to draw yet"),
     ],
 )
-def test_bad_input_ends_with_code_2_and_one_message(arguments, said, folder, tmp_path, monkeypatch, capsys):
+def test_bad_input_is_told_and_draws_nothing(arguments, said, tmp_path, monkeypatch):
+    run_by_hand([], tmp_path / "empty", finished=False)
+    run_by_hand([record(1)], tmp_path / "run")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["plot.py", *(word.format(folder) for word in arguments)])
-    with pytest.raises(SystemExit, match="2"):
-        runpy.run_path(str(COMMAND), run_name="__main__")
-    assert said in capsys.readouterr().err and not list(tmp_path.iterdir())
-
-
-def test_a_run_without_a_round_is_told(tmp_path, monkeypatch, capsys):
-    run_by_hand([], tmp_path / "run", finished=False)
-    monkeypatch.setattr(sys, "argv", ["plot.py", str(tmp_path / "run")])
-    with pytest.raises(SystemExit, match="2"):
-        runpy.run_path(str(COMMAND), run_name="__main__")
-    assert "nothing to draw yet" in capsys.readouterr().err
+    with pytest.raises(PfedafmError, match=said):
+        plot.main(arguments)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "run"]
 
 
 # ------------------------------------------------------------------------------- what all share

@@ -3,20 +3,17 @@
 import base64
 import html.parser
 import re
-import runpy
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+import report
 from by_hand import record, run_by_hand
 
 from pfedafm_jax import figures, plots
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.report import page, write_report
 
-ROOT = Path(__file__).parent.parent
 HOSTILE = """<script>alert("1")</script> && $a_b$ 'x"""
 SCORES = np.array([0.5, 0.7, 0.9])
 SETTINGS = {"num_clients": 3, "participation": 0.67, "rounds": 4, "dataset": "synthetic"}
@@ -125,11 +122,9 @@ def test_a_picture_that_cannot_be_drawn_costs_a_line(monkeypatch):
 def test_the_command_writes_the_page_and_says_what_is_wrong(tmp_path, monkeypatch, capsys):
     made(tmp_path / "run", method="fd")
     monkeypatch.chdir(tmp_path)
-    for word, code, said in (("run", 0, "best mean of participants 75.00 %"), ("nothing", 2, "no such folder")):
-        monkeypatch.setattr(sys, "argv", ["report.py", word])
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(ROOT / "experiments" / "report.py"), run_name="__main__")
-        assert ended.value.code == code and said in "".join(capsys.readouterr()).replace("\n", " ")
+    assert report.main(["run"]) == 0
+    assert "run: FD, best mean of participants 75.00 %" in capsys.readouterr().out
     assert (tmp_path / "report.html").stat().st_size > 20_000
-    with pytest.raises(PfedafmError, match=r"ends in \.html"):
-        write_report([tmp_path / "run"], tmp_path / "rounds.jsonl")
+    for words, said in ((["nothing"], "no such folder"), (["run", "--out", "rounds.jsonl"], r"ends in \.html")):
+        with pytest.raises(PfedafmError, match=said):
+            report.main(words)

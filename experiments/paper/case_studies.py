@@ -144,6 +144,7 @@ def mix_rate(study: Study, found: Found) -> Outcome:
             axes.axhline(stated, color=PAPER, linewidth=0.9, linestyle=":", label=text)
         axes.set_xscale("log")
         axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        axes.minorticks_off()
         axes.set(title=label, xlabel="learning rate of the mix vector", ylabel="test accuracy, %")
         axes.legend(frameon=False, fontsize=7)
         means = [value for one in runs if np.isfinite(value := mean(one))]

@@ -172,6 +172,7 @@ def cost(study: Study, found: Found) -> Outcome:
                                   ha="center", rotation=90, fontsize=7, color=colour)  # fmt: skip
         if which == 1 and any(to and to[1] for group in groups.values() for to in group.values()):
             axes.set_yscale("log")
+            axes.minorticks_off()
         if which == 0:
             figures.whole_numbers(axes.yaxis)
         axes.yaxis.set_major_formatter(lambda value, _: human(value))
