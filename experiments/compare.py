@@ -1,4 +1,5 @@
-"""Methods side by side, same split and seeds: `python experiments/compare.py --config NAME --methods all`."""
+"""Methods side by side, same split and seeds: `python experiments/compare.py --config NAME
+--methods all`."""
 
 import argparse
 

@@ -1,4 +1,5 @@
-"""Settings chosen by held-out data: `python experiments/sweep.py --method fd --grid fd.gamma=0.1,1,10`.
+"""Settings chosen by held-out data: `python experiments/sweep.py --method fd --grid
+fd.gamma=0.1,1,10`.
 
 Without --grid it is the paper's own grid. Every client's training data is cut once more, and the
 models see the larger part. The other part takes the place of the test images, which belong to

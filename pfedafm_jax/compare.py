@@ -43,7 +43,8 @@ def run_all(
 ) -> list[Run]:
     """Many runs one after another, those that are done left alone; what came out, in their order.
 
-    Datasets are loaded and split before the first run starts, so that what cannot work fails at once.
+    Datasets are loaded and split before the first run starts, so that what cannot work fails at
+    once.
 
     Args:
         standings: what `look` said of each task.

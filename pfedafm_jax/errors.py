@@ -74,5 +74,5 @@ def storage_error(what: str, folder: Path, error: BaseException) -> StorageError
         free = "full"
     return StorageError(
         f"{what} could not be written: no space left on the disk of {folder} ({free}). Free some, for example the "
-        "checkpoints of finished runs, then start the same command again: it goes on from the last checkpoint"
+        "checkpoints of finished runs, then start the same command again: it resumes from the last checkpoint"
     )

@@ -17,7 +17,8 @@ from pfedafm_jax.results import Run, per_round
 
 
 def load_data(config: Config, data_dir: str | None = None, log: Callable[[str], None] | None = None) -> Dataset:
-    """The dataset of a configuration; `data_dir` is where to find CIFAR, `log` is told of downloads."""
+    """The dataset of a configuration; `data_dir` is where to find CIFAR, `log` is told of
+    downloads."""
     return load_dataset(
         config.dataset,
         data_dir,
@@ -97,7 +98,8 @@ class Experiment:
         self.compile_seconds += time.perf_counter() - start
 
     def rounds(self, count: int | None = None) -> Iterator[Record]:
-        """Runs rounds up to the configured number (or `count` more), yielding the record of each."""
+        """Runs rounds up to the configured number (or `count` more), yielding the record of
+        each."""
         last = self.config.rounds if count is None else self.round + count
         if self.round < last:
             self.compile()
@@ -137,7 +139,8 @@ class Experiment:
         return record
 
     def _name(self, name: str) -> str:
-        """`accuracy/mixed` of the engine is `accuracy`, where that is the method's own prediction."""
+        """`accuracy/mixed` of the engine is `accuracy`, where that is the method's own
+        prediction."""
         return "accuracy" if name == f"accuracy/{self.predictions[0]}" else name
 
     def _evaluated(self, record: Record) -> Record:

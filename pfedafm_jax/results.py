@@ -51,7 +51,8 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The settings on one level, `pfedafm.mix_fixed`; those that came later by their default."""
+        """The settings on one level, `pfedafm.mix_fixed`; those that came later by their
+        default."""
         return flat(Config().as_dict()) | flat(self.config)
 
     @property

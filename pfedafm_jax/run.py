@@ -51,8 +51,9 @@ def run(
         config: the settings.
         dataset: the images; by default those that the settings name.
         partition: who has which of them; by default as the settings say.
-        run_dir: a folder for the run's files and checkpoints. The same call again then resumes where
-            the last one stopped, and loads a finished run. Without it everything stays in memory.
+        run_dir: a folder for the run's files and checkpoints. The same call again then resumes
+            where the last one stopped, and loads a finished run. Without it everything stays in
+            memory.
         data_dir: where to find CIFAR, if not downloaded.
         fresh: start over even if there is a run in `run_dir`.
         progress: show the plan, a progress bar and the result.

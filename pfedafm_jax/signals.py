@@ -1,4 +1,5 @@
-"""Ctrl-C, SIGTERM, SIGHUP: the round under way is finished and saved; a second one leaves at once."""
+"""Ctrl-C, SIGTERM, SIGHUP: the round under way is finished and saved; a second one leaves at
+once."""
 
 import contextlib
 import os

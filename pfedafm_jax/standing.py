@@ -38,8 +38,8 @@ class Standing:
 
 
 def checkpoint_folder(run_dir: str | Path) -> Path:
-    """Where a run's checkpoints are: `checkpoints/NAME` for `runs/NAME` where there is such a folder
-    beside `runs`, as in this repository; else `checkpoints` in the run's own folder."""
+    """Where a run's checkpoints are: `checkpoints/NAME` for `runs/NAME` where there is such a
+    folder beside `runs`, as in this repository; else `checkpoints` in the run's own folder."""
     place = Path(run_dir).absolute()
     if not (place / "checkpoints").is_dir():
         for parent in place.parents:

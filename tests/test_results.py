@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.records import RunFolder, summarize, to_target
 from pfedafm_jax.results import Damaged, differing, grouped, labels, read_run, read_runs
 from pfedafm_jax.tables import cells, markdown, over_seeds, table
+
+RESULTS = Path(__file__).parent.parent / "experiments" / "results"
 
 # ---------------------------------------------------------------------------------------------- the summary
 
@@ -90,6 +93,14 @@ def test_a_run_under_way_is_read_as_far_as_it_is(tmp_path):
     run = read_run(tmp_path / "run")
     assert not run.finished and [one.round for one in run.records] == [1, 2, 3]
     assert run.summary.best_mean_accuracy == pytest.approx(0.3) and run.clients == {}
+
+
+def test_the_results_of_this_repository_are_readable():
+    folders = sorted(path.parent for path in RESULTS.rglob("config.json"))
+    runs = [read_run(folder) for folder in folders]
+    assert len(runs) >= 35 and all(run.finished and run.clients for run in runs)
+    best = read_run(RESULTS / "hetero_cifar10-n100" / "pfedafm-seed0").summary
+    assert (best.best_mean_accuracy, best.last_ten_mean_accuracy) == pytest.approx((0.9196, 0.8647), abs=5e-5)
 
 
 # ---------------------------------------------------------------------------------------------- labels and tables
