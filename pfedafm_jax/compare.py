@@ -56,6 +56,8 @@ def run_all(
     """
     pending = [standing for standing in standings if standing.state != "done"]
     log, shown, alone = logger(progress), progress and not console.quiet, len(standings) == 1
+    if not standings:
+        return []
     start_devices(standings[0].task.config)
     data: dict[tuple[object, ...], Dataset] = {}
     shares: list[tuple[Dataset, Partition]] = []
