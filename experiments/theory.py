@@ -110,7 +110,7 @@ def _at(method: PFedAFM, architecture: Architecture, params: Tree, batches: Tree
     what is no padding `[batches, size]`."""
 
     def loss(params: Tree, batch: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        pixels = normalise(batch[0], method.how.mean, method.how.std)
+        pixels = normalise(batch[0], method.training.mean, method.training.std)
         shared = method.shared.extract(params["shared_extractor"], pixels)
         local = architecture.extract(params["local_extractor"], pixels)
         mixed = mix_features(params["mix"], shared, local)
@@ -121,7 +121,7 @@ def _at(method: PFedAFM, architecture: Architecture, params: Tree, batches: Tree
 
 def _batches(programs: Programs, client: int, round_index: int) -> tuple[np.ndarray, ...]:
     """A client's training data in a random order, padded to the same number of batches for all."""
-    size, rows = programs.method.how.batch_size, programs.partition.train[client]
+    size, rows = programs.method.training.batch_size, programs.partition.train[client]
     random = np.random.default_rng([programs.config.seed, round_index, client])
     count = -(-int(programs.num_train.max()) // size)
     padded = np.resize(random.permutation(rows), (count, size))
@@ -167,7 +167,7 @@ def visit(
     }
     ends = {name: (params, measured.gradient) for name, (params, measured) in found.items()}
     zero = jax.tree.map(np.zeros_like, gradient)
-    steps = -(-int(programs.num_train[client]) // method.how.batch_size)
+    steps = -(-int(programs.num_train[client]) // method.training.batch_size)
     return {
         "client": client,
         "steps": programs.config.local_epochs * steps,

@@ -11,7 +11,7 @@ from pfedafm_jax.training import EVALUATION_BATCH, ClientData, LocalTraining, lo
 
 
 def accuracy(
-    how: LocalTraining, predict: Callable[[jax.Array], dict[str, jax.Array]], data: ClientData
+    training: LocalTraining, predict: Callable[[jax.Array], dict[str, jax.Array]], data: ClientData
 ) -> dict[str, jax.Array]:
     """Accuracy on the client's test images for each named prediction, as a share of its own test images."""
     size = EVALUATION_BATCH
@@ -22,11 +22,11 @@ def accuracy(
         batch = lax.dynamic_slice(rows, (index * size,), (size,))
         real = index * size + jnp.arange(size) < data.num_test
         labels = data.labels[batch]
-        logits = predict(normalise(data.images[batch], how.mean, how.std))
+        logits = predict(normalise(data.images[batch], training.mean, training.std))
         hits = {name: jnp.sum((jnp.argmax(scores, axis=-1) == labels) & real) for name, scores in logits.items()}
         return {name: correct[name] + hits[name] for name in names}
 
-    blocks = longest_of(how, -(-data.num_test // size))
+    blocks = longest_of(training, -(-data.num_test // size))
     correct = lax.fori_loop(0, blocks, block, dict.fromkeys(names, jnp.int32(0)))
     total = jnp.maximum(data.num_test, 1).astype(jnp.float32)
     return {name: count.astype(jnp.float32) / total for name, count in correct.items()}

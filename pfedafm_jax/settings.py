@@ -24,6 +24,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_ori
 from annotated_types import Ge, Gt, Le, Lt
 
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.pytrees import register
 
 # Upper ends keep numbers within what 32-bit floats and the machine can hold.
 Rate = Annotated[float, Ge(0), Le(1e6)]
@@ -36,6 +37,13 @@ Kind = TypeVar("Kind")
 _LIMITS = {Ge: (" from ", ge), Gt: (" above ", gt), Le: (" to ", le), Lt: (", below ", lt)}
 
 
+@cache
+def numbers(kind: type) -> list[str]:
+    """The settings of a class that are numbers to tune, and data of compiled programs: its floats."""
+    # By the types alone, without `settings_of`: this is asked while programs are traced.
+    return [name for name, hint in get_type_hints(kind).items() if float in (hint, *get_args(hint))]
+
+
 @dataclass(frozen=True)
 class MethodSettings:
     """Base of every method's `Settings`. Floats are numbers to tune; all else decides the
@@ -45,6 +53,9 @@ class MethodSettings:
 
     learning_rate: Rate | None = dataclasses.field(default=None, kw_only=True)
     """Learning rate of the networks with this method; none: that of the run."""
+
+    def __init_subclass__(cls):
+        register(cls, numbers)
 
 
 # ------------------------------------------------------------------------------------------- errors

@@ -5,18 +5,20 @@ different sizes go in lockstep: loops run to the longest of them and the finishe
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
 from pfedafm_jax import kernels
 from pfedafm_jax.config import Config
 from pfedafm_jax.data.augment import augment, normalise
+from pfedafm_jax.pytrees import register
 
 Tree = Any
 EVALUATION_BATCH = 64
@@ -44,7 +46,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How a client trains; fixed for a run, so it is static under jit."""
+    """How a client trains. A pytree: the numbers are its leaves, the rest decides what is compiled."""
 
     batch_size: int
     rest_size: int  # size of the program for a short last batch, see `rest_batch_size`
@@ -53,7 +55,7 @@ class LocalTraining:
     momentum: float
     weight_decay: float
     clip_norm: float
-    mean: tuple[float, ...]
+    mean: tuple[float, ...]  # of each channel
     std: tuple[float, ...]
     flip: bool = False
     erase: bool = False
@@ -65,12 +67,21 @@ class LocalTraining:
         return self.flip or self.erase or self.crop
 
     @classmethod
-    def of(cls, config: Config, mean: tuple[float, ...], std: tuple[float, ...], sizes: list[int]) -> "LocalTraining":
-        """The settings of `config` for clients with these numbers of training samples."""
-        batch_size = min(config.batch_size, max(sizes))
+    def of(
+        cls, config: Config, mean: tuple[float, ...], std: tuple[float, ...], sizes: Sequence[int]
+    ) -> "LocalTraining":
+        """The settings of `config` for clients with these numbers of training samples.
+
+        What is compiled depends on the mean of `sizes` wherever it can, so that splits of other seeds have it in common:
+        the factors are such that no usual mean is where the result jumps.
+        """
+        usual = np.mean(sizes)
+        longest = max(*sizes, 1, round(1.21 * usual))
+        batch_size = min(config.batch_size, -(-longest // 32) * 32)
+        about = 16 * max(1, int((usual + 7) // 16))
         return cls(
             batch_size=batch_size,
-            rest_size=rest_batch_size(batch_size, sizes),
+            rest_size=rest_batch_size(batch_size, [round(about * (0.8 + 0.01 * step)) for step in range(41)]),
             local_epochs=config.local_epochs,
             learning_rate=config.rate,
             momentum=config.momentum,
@@ -82,6 +93,20 @@ class LocalTraining:
             erase=config.erase,
             crop=config.crop,
         )
+
+
+register(LocalTraining, lambda kind: ("learning_rate", "momentum", "weight_decay", "clip_norm", "mean", "std"))
+
+
+def table_width(sizes: Sequence[int]) -> int:
+    """How wide tables of clients' rows are: 2, 3, 4, 6, 8, 12, … with room, so that other splits fit the same programs.
+
+    >>> table_width([470, 490]), table_width([700, 10])
+    (768, 768)
+    """
+    least = max(*sizes, 1, round(1.4 * np.mean(sizes)))
+    power = 2 ** (least - 1).bit_length()
+    return power if least > power * 3 // 4 else power * 3 // 4
 
 
 def rest_batch_size(batch_size: int, sizes: list[int]) -> int:
@@ -114,12 +139,14 @@ def epoch_order(key: jax.Array, num: jax.Array, longest: int) -> jax.Array:
     return jnp.argsort(scores).astype(jnp.int32)
 
 
-def make_batch(how: LocalTraining, key: jax.Array, data: ClientData, positions: jax.Array, count: jax.Array) -> Batch:
+def make_batch(
+    training: LocalTraining, key: jax.Array, data: ClientData, positions: jax.Array, count: jax.Array
+) -> Batch:
     """The samples at these positions of a client's training data; only the first `count` are real."""
     rows = data.train[positions]
-    images = normalise(data.images[rows], how.mean, how.std)
-    if how.augments:
-        images = augment(key, images, flip=how.flip, erase=how.erase, crop=how.crop)
+    images = normalise(data.images[rows], training.mean, training.std)
+    if training.augments:
+        images = augment(key, images, flip=training.flip, erase=training.erase, crop=training.crop)
     weights = (jnp.arange(len(positions)) < count).astype(jnp.float32)
     return Batch(images, data.labels[rows], weights, positions)
 
@@ -134,9 +161,9 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> j
     return mean_over(optax.softmax_cross_entropy_with_integer_labels(logits, labels), weights)
 
 
-def longest_of(how: LocalTraining, value: jax.Array) -> jax.Array:
+def longest_of(training: LocalTraining, value: jax.Array) -> jax.Array:
     """The largest value among the clients that go in lockstep."""
-    return value if how.axis is None else lax.pmax(value, how.axis)
+    return value if training.axis is None else lax.pmax(value, training.axis)
 
 
 # ---------------------------------------------------------------------------------------------- SGD
@@ -182,14 +209,14 @@ class Partitioned(NamedTuple):
 
 
 def sgd(
-    how: LocalTraining, *, learning_rate: float | None = None, weight_decay: float | None = None, clip: bool = True
+    training: LocalTraining, *, learning_rate: float | None = None, weight_decay: float | None = None, clip: bool = True
 ) -> SGD:
     """The optimizer of a client's training, with other numbers where given."""
     return SGD(
-        how.learning_rate if learning_rate is None else learning_rate,
-        how.momentum,
-        how.weight_decay if weight_decay is None else weight_decay,
-        how.clip_norm if clip else jnp.inf,
+        training.learning_rate if learning_rate is None else learning_rate,
+        training.momentum,
+        training.weight_decay if weight_decay is None else weight_decay,
+        training.clip_norm if clip else jnp.inf,
     )
 
 
@@ -202,14 +229,13 @@ class Trained(NamedTuple):
 
 
 def train(
-    how: LocalTraining,
+    training: LocalTraining,
     key: jax.Array,
     params: Tree,
     loss: Callable[[Tree, Batch], jax.Array],
     data: ClientData,
     optimizer: SGD | Partitioned,
     *,
-    optimizer_state: Tree = None,
     project: Callable[[Tree], Tree] | None = None,
 ) -> Trained:
     """E epochs of SGD on `loss(params, batch)` over the client's training data.
@@ -217,20 +243,20 @@ def train(
     Only what is in `params` is trained, decayed and carried by momentum; whatever else the loss uses is frozen.
     `project` maps trained params back to where they may be, and leaves those alone that are there.
     """
-    size, rest_size, longest = how.batch_size, how.rest_size, data.train.shape[0]
+    size, rest_size, longest = training.batch_size, training.rest_size, data.train.shape[0]
     rest = data.num_train % size
     rest_fits = (rest > 0) & (rest <= rest_size) & (rest_size < size)
     full_steps = data.num_train // size + ((rest > 0) & ~rest_fits).astype(jnp.int32)
-    loop_bound = longest_of(how, full_steps)
-    rest_bound = longest_of(how, rest_fits.astype(jnp.int32))
-    state = optimizer.init(params) if optimizer_state is None else optimizer_state
+    loop_bound = longest_of(training, full_steps)
+    rest_bound = longest_of(training, rest_fits.astype(jnp.int32))
+    state = optimizer.init(params)
 
     def step(epoch_key, order, step_size, index, active, carry):
         params, state, loss_sum = carry
         start = index * size
         count = jnp.clip(data.num_train - start, 0, step_size) * active.astype(jnp.int32)
         positions = lax.dynamic_slice(order, (start,), (step_size,))
-        batch = make_batch(how, jax.random.fold_in(epoch_key, index), data, positions, count)
+        batch = make_batch(training, jax.random.fold_in(epoch_key, index), data, positions, count)
         value, gradient = jax.value_and_grad(loss)(params, batch)
         # A client that has finished while others go on must not move by decay or momentum.
         params, state = optimizer.step(params, state, gradient, active)
@@ -252,20 +278,22 @@ def train(
         carry = lax.fori_loop(0, loop_bound, full, carry)
         return lax.fori_loop(0, rest_bound, last, carry) if rest_size < size else carry
 
-    params, state, loss_sum = lax.fori_loop(0, how.local_epochs, epoch, (params, state, jnp.float32(0)))
-    seen = jnp.maximum(data.num_train * how.local_epochs, 1).astype(jnp.float32)
+    params, state, loss_sum = lax.fori_loop(0, training.local_epochs, epoch, (params, state, jnp.float32(0)))
+    seen = jnp.maximum(data.num_train * training.local_epochs, 1).astype(jnp.float32)
     return Trained(params, loss_sum / seen, state)
 
 
-def extract_all(how: LocalTraining, extract: Callable[[jax.Array], jax.Array], data: ClientData) -> jax.Array:
+def extract_all(training: LocalTraining, extract: Callable[[jax.Array], jax.Array], data: ClientData) -> jax.Array:
     """Features of all of a client's training images, not augmented: `[longest + batch, features]`, row by position."""
-    size, longest = how.batch_size, data.train.shape[0]
+    size, longest = training.batch_size, data.train.shape[0]
     rows = jnp.pad(data.train, (0, size))
     width = jax.eval_shape(extract, jax.ShapeDtypeStruct((size, *data.images.shape[1:]), jnp.float32)).shape[-1]
 
     def block(index, table):
         images = data.images[lax.dynamic_slice(rows, (index * size,), (size,))]
-        return lax.dynamic_update_slice(table, extract(normalise(images, how.mean, how.std)), (index * size, 0))
+        return lax.dynamic_update_slice(
+            table, extract(normalise(images, training.mean, training.std)), (index * size, 0)
+        )
 
-    blocks = longest_of(how, -(-data.num_train // size))
+    blocks = longest_of(training, -(-data.num_train // size))
     return lax.fori_loop(0, blocks, block, jnp.zeros((longest + size, width)))

@@ -103,13 +103,14 @@ def play(programs: Programs, *rounds, loop=engine):
     return [state.store.state(client) for client in range(4)], jax.device_get(state.server), info
 
 
-HOW = LocalTraining(64, 64, 10, 0.01, 0.9, 1e-3, 50.0, mean=(0.5,) * 3, std=(0.25,) * 3)
+TRAINING = LocalTraining(64, 64, 10, 0.01, 0.9, 1e-3, 50.0, mean=(0.5,) * 3, std=(0.25,) * 3)
 
 
 def real(name: str, classes: int, **changes) -> Method:
     """A method on the paper's networks."""
     config = updated(Config(), {"method": name, "local_epochs": 10, **changes})
-    return find_method(name)(config, HOW, describe("cnn5", classes))
+    networks = [describe(one, classes) for one in config.architectures]
+    return find_method(name).of(config, TRAINING, describe("cnn5", classes), networks)
 
 
 def same(one, other) -> bool:

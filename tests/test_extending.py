@@ -209,8 +209,8 @@ def test_a_plugin_is_known_to_settings_errors_and_help(plugin, capsys):
     config = parse("--plugin", plugin, "--method", "plugged", "--architectures", "narrow,cnn5", "--plugged.rate", "2",
                    "--plugged.steps", "3", "--plugged.kind", "soft", "--plugged.twice", "--plugged.lr", "0.3")  # fmt: skip
     assert config.architectures == ("narrow", "cnn5") and "plugged" in method_names()
-    method = methods.find_method("plugged")(config, None, None)  # type: ignore[arg-type]
-    assert dataclasses.astuple(method.settings) == (0.3, 2.0, 3, "soft", True) and method.title == "plugged"
+    method = methods.find_method("plugged").of(config, None, None, ())  # type: ignore[arg-type]
+    assert dataclasses.astuple(method.settings) == (None, 2.0, 3, "soft", True) and method.title == "plugged"
     assert config.rate == 0.3 and Config().plugged.rate == 0.5
     with pytest.raises(SystemExit) as ended:
         parse("--plugin", plugin, "--help-all")

@@ -94,8 +94,8 @@ def test_extractors_trained_again_average_to_the_servers(config, dataset, partit
     client = drawn[0]
     visit = theory.visit(programs, client, 1, before[client], state.store.state(client), old, new)
     architecture = programs.architectures[programs.groups[client]]
-    rows, how = partition.train[client], programs.method.how
-    images = normalise(jnp.asarray(dataset.images[rows]), how.mean, how.std)
+    rows, training = partition.train[client], programs.method.training
+    images = normalise(jnp.asarray(dataset.images[rows]), training.mean, training.std)
     scores = programs.method.predict(architecture, before[client], {"shared_extractor": old}, images)["mixed"]
     losses = optax.softmax_cross_entropy_with_integer_labels(scores, jnp.asarray(dataset.labels[rows], jnp.int32))
     assert visit["loss"]["start"] == pytest.approx(float(losses.mean()), rel=1e-4)

@@ -201,8 +201,8 @@ def flops_of_a_round(config: Config) -> float:
     seen = config.classes_per_client if config.partition == "pathological" else classes
     training = LocalTraining.of(config, *NORMALISATION["cifar10"], [samples])
     shared = describe(config.shared_extractor, classes, feature_size=config.feature_size)
-    method = find_method(config.method)(config, training, shared)
     networks = [describe(n, classes, feature_size=config.feature_size) for n in config.architectures]
+    method = find_method(config.method).of(config, training, shared, networks)
     costs = [method.cost(network, samples, min(seen, classes)).flops for network in networks]
     return sum(costs) / len(costs) * config.num_participants
 

@@ -25,19 +25,18 @@ from pfedafm_jax.engine.visit import Common, Slots, Stage, Totals, evaluate, ove
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.methods.base import Cost, Method, Server, average
 from pfedafm_jax.models import Architecture, describe
-from pfedafm_jax.training import LocalTraining
+from pfedafm_jax.training import LocalTraining, table_width
 
 Tree = Any
 TRACED: Counter[str] = Counter()
 """How often programs were traced in this process, by kind: a second round, or a second seed, must not add to it."""
-WIDTH_STEP = 64  # tables of clients' rows are as wide as the next multiple, so that other splits fit the same programs
 KEPT = 8  # forms of a run whose programs are kept
 
 
 class Form(NamedTuple):
     """All that the compiled programs of a run depend on."""
 
-    method: Method
+    method: Any  # the tree structure of the method but for its numbers
     architectures: tuple[Architecture, ...]
     num_images: int
     train_width: int  # longest row of the tables of clients' data
@@ -58,7 +57,7 @@ class Compiled(NamedTuple):
     train: tuple[Callable, ...]  # (common, totals, states, slots, trips) -> Worked, all of it [devices, …]
     evaluate: tuple[Callable, ...]  # the same; its totals are empty
     shared: Callable | None  # the same for clients of all architectures together, where the method has such a stage
-    update: Callable | None  # (server, [Totals]) -> the next server; None: nothing is uploaded
+    update: Callable | None  # (method, server, [Totals]) -> the next server; None: nothing is uploaded
     sum: Callable | None  # [Totals] of the stages, over the devices
     zeros: tuple[Totals, ...]  # empty totals of `train` and, if there is one, `shared`, [devices, …]
     numbers: tuple[str, ...]  # names of what is reported for each participant
@@ -98,7 +97,7 @@ class Programs:
     def form(self) -> Form:
         """What the compiled programs depend on."""
         return Form(
-            self.method,
+            jax.tree.structure(self.method),
             self.architectures,
             len(self.dataset.images),
             self.train_rows.shape[1],
@@ -115,13 +114,20 @@ class Programs:
         assert not only_in_a_plain_loop(self.config), "see `reference`"
         return compiled(self.form)
 
+    @cached_property
+    def numbers(self) -> Method:
+        """The method with its numbers on the devices."""
+        return self.devices.replicate(jax.tree.map(_number, self.method))
+
     def compile(self) -> None:
         """Compiles every program; the first round does it where it was not done before."""
         _ = self.compiled
 
     def common(self, server: Server, t: int) -> Common:
         """What all clients of round `t` share, on the devices."""
-        return Common(self.images, self.labels, server, self.key_data, self.devices.replicate(np.int32(t)))
+        return Common(
+            self.numbers, self.images, self.labels, server, self.key_data, self.devices.replicate(np.int32(t))
+        )
 
     @cached_property
     def predictions(self) -> list[str]:
@@ -168,7 +174,7 @@ def build(config: Config, dataset: Dataset, partition: Partition, devices: Devic
         partition=partition,
         devices=devices,
         processes=Processes(len(devices)),
-        method=kind(config, training, architecture(config.shared_extractor)),
+        method=kind.of(config, training, architecture(config.shared_extractor), architectures),
         architectures=architectures,
         groups=np.arange(config.num_clients) % len(architectures),
         num_train=num_train,
@@ -198,8 +204,7 @@ def _clients_per_step(config: Config, num_groups: int, devices: Devices) -> int:
 
 def _padded(rows: Sequence[np.ndarray]) -> np.ndarray:
     """Rows of different lengths as one table."""
-    width = -(-max(1, *(len(row) for row in rows)) // WIDTH_STEP) * WIDTH_STEP
-    table = np.zeros((len(rows), width), np.int32)
+    table = np.zeros((len(rows), table_width([len(row) for row in rows])), np.int32)
     for index, row in enumerate(rows):
         table[index, : len(row)] = row
     return table
@@ -208,13 +213,13 @@ def _padded(rows: Sequence[np.ndarray]) -> np.ndarray:
 # ---------------------------------------------------------------------------------------------- compiling
 
 
-@partial(jax.jit, static_argnums=(0, 2))
+@partial(jax.jit, static_argnums=2)
 def init_client(method: Method, key: jax.Array, architecture: Architecture) -> Tree:
     """A client's start as one program: op by op it takes many seconds."""
     return method.init_client(key, architecture)
 
 
-@partial(jax.jit, static_argnums=0)
+@jax.jit
 def init_server(method: Method, key: jax.Array) -> Server:
     """The first broadcast as one program."""
     return method.init_server(key)
@@ -223,13 +228,16 @@ def init_server(method: Method, key: jax.Array) -> Server:
 @lru_cache(maxsize=KEPT)
 def compiled(form: Form) -> Compiled:
     """All programs for runs of this form, several compiled at a time."""
-    method, devices = form.method, form.devices
-    server = jax.eval_shape(partial(init_server, method), jax.random.key(0))
-    common = _common(form, server)
+    devices, counted = form.devices, form.method.num_leaves
+    # Numbers of a method are float32 but for the seed, its last.
+    numbers = [jax.ShapeDtypeStruct((), np.float32)] * (counted - 1) + [jax.ShapeDtypeStruct((), np.uint32)]
+    method: Method = jax.tree.unflatten(form.method, numbers)
+    server = jax.eval_shape(init_server, method, jax.random.key(0))
+    common = _common(form, method, server)
 
     def lower(kind: str, stage: Stage, architecture: Architecture | None, states: Tree, zeros: Totals, slots: Slots):
         TRACED[kind] += 1
-        program = over_slots(stage, method, architecture, form.clients_per_step)
+        program = over_slots(stage, architecture, form.clients_per_step)
         donate = (2,) if stage is work else ()  # trained states take the place of the old ones
         spread = devices.spread(program, in_axes=(None, 0, 0, 0, 0), donate=donate)
         return lowered(spread, common, zeros, states, slots, _spread(devices, (), jnp.int32(0)))
@@ -240,10 +248,10 @@ def compiled(form: Form) -> Compiled:
     groups = len(form.architectures)
     slot = _slot(form)
     starts = [
-        jax.eval_shape(partial(init_client, method, architecture=architecture), jax.random.key(0))
+        jax.eval_shape(partial(init_client, architecture=architecture), method, jax.random.key(0))
         for architecture in form.architectures
     ]
-    zeros = [zero_totals(method, form.architectures[0], common, starts[0], slot)]
+    zeros = [zero_totals(form.architectures[0], common, starts[0], slot)]
     with ThreadPoolExecutor(max_workers=4) as pool:  # one program is traced while others are compiled
         traced, train, evaluating, shared = [], [], [], None
         for architecture, start in zip(form.architectures, starts, strict=True):
@@ -254,10 +262,10 @@ def compiled(form: Form) -> Compiled:
                 jobs.append(pool.submit(traced[-1].compile))
         if method.shared_parts:
             parts = {name: starts[0][name] for name in method.shared_parts}
-            zeros.append(zero_totals(method, None, common, parts, slot))
+            zeros.append(zero_totals(None, common, parts, slot))
             traced.append(lower("shared", work, None, rows(1, parts), _spread(devices, (), zeros[1]), rows(1, slot)))
             shared = pool.submit(traced[-1].compile)
-        update, sum_ = _server_programs(form, pool, server, zeros)
+        update, sum_ = _server_programs(form, pool, method, server, zeros)
         return Compiled(
             tuple(job.result() for job in train),
             tuple(job.result() for job in evaluating),
@@ -270,22 +278,26 @@ def compiled(form: Form) -> Compiled:
 
 
 def _server_programs(
-    form: Form, pool: ThreadPoolExecutor, server: Server, totals: list[Totals]
+    form: Form, pool: ThreadPoolExecutor, method: Method, server: Server, totals: list[Totals]
 ) -> tuple[Future | None, Future | None]:
     """The update of the server and the sum over the devices before it, where anything is uploaded."""
     if not jax.tree.leaves(totals):
         return None, None
-    devices, method = form.devices, form.method
+    devices = form.devices
 
-    def update(server: Server, totals: list[Totals]) -> Server:
+    def update(method: Method, server: Server, totals: list[Totals]) -> Server:
         TRACED["update"] += 1
         numerator = {name: part for stage in totals for name, part in stage.numerator.items()}
         weight = {name: part for stage in totals for name, part in stage.weight.items()}
         return method.server_update(server, average(server, numerator, weight))
 
     spread = devices.spread(sum_over_devices, in_axes=(0,), out_axes=None)
-    summed = jax.jit(update).lower(*devices.replicate(_zeros((server, totals))))
+    summed = jax.jit(update).lower(*devices.replicate(_zeros((method, server, totals))))
     return pool.submit(summed.compile), pool.submit(lowered(spread, _spread(devices, (), totals)).compile)
+
+
+def _number(value: Any) -> np.ndarray:
+    return np.asarray(value, np.uint32 if isinstance(value, np.unsignedinteger) else np.float32)
 
 
 def _spread(devices: Devices, rows: tuple[int, ...], tree: Tree) -> Tree:
@@ -297,12 +309,12 @@ def _zeros(tree: Tree) -> Tree:
     return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), tree)
 
 
-def _common(form: Form, server: Server) -> Common:
+def _common(form: Form, method: Method, server: Server) -> Common:
     image = form.architectures[0].image_shape
     struct: Any = jax.ShapeDtypeStruct
     key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
     return Common(
-        struct((form.num_images, *image), np.uint8), struct((form.num_images,), np.int32), server, key, struct((), np.int32)
+        method, struct((form.num_images, *image), np.uint8), struct((form.num_images,), np.int32), server, key, struct((), np.int32)
     )  # fmt: skip
 
 

@@ -130,7 +130,7 @@ def _averaged(programs: Programs, state: State, totals: list[Totals]) -> State:
     summed = programs.compiled.sum(totals)
     if programs.processes.count > 1:
         summed = programs.devices.replicate(programs.processes.sum(summed))
-    server = programs.compiled.update(state.server, summed)
+    server = programs.compiled.update(programs.numbers, state.server, summed)
     jax.block_until_ready(server)  # collectives of two rounds must never be under way together
     return state._replace(server=server)
 

@@ -35,6 +35,7 @@ class Slots(NamedTuple):
 class Common(NamedTuple):
     """What all clients of a round share."""
 
+    method: Method
     images: jax.Array  # uint8 [all, height, width, channels]
     labels: jax.Array  # int32 [all]
     server: Server
@@ -66,6 +67,11 @@ class Worked(NamedTuple):
     info: dict[str, jax.Array]  # [slots] each, 0 where no step reached
 
 
+def totals_of(visit: Visit) -> Totals:
+    """One client's part in the sums: the weighting of what it uploads."""
+    return Totals(weigh(visit.upload, visit.weight), visit.weight)
+
+
 def client_key(key: jax.Array, t: jax.Array | int, client: jax.Array | int) -> jax.Array:
     """The key of a client's visit: by seed, round and client, never by order of execution."""
     return jax.random.fold_in(jax.random.fold_in(key, t), client)
@@ -83,12 +89,12 @@ def _finite(tree: Tree) -> jax.Array:
     return jnp.all(jnp.stack([jnp.sum(0.0 * leaf) == 0 for leaf in floats]))
 
 
-def work(method: Method, architecture: Architecture | None, common: Common, state: Tree, slot: Slots) -> Visit:
+def work(architecture: Architecture | None, common: Common, state: Tree, slot: Slots) -> Visit:
     """A participant's local work in one stage; no architecture means the stage that all architectures share.
 
     An update that is not finite is thrown away: the client keeps its old state and has no part in the average.
     """
-    data = data_of(common, slot)
+    method, data = common.method, data_of(common, slot)
     key = client_key(jax.random.wrap_key_data(common.key), common.round, slot.client)
     if architecture is None:
         update = method.shared_update(key, state, common.server, data, slot.weight)
@@ -110,9 +116,9 @@ def work(method: Method, architecture: Architecture | None, common: Common, stat
     return Visit(kept, upload, weight, info)
 
 
-def evaluate(method: Method, architecture: Architecture | None, common: Common, state: Tree, slot: Slots) -> Visit:
+def evaluate(architecture: Architecture | None, common: Common, state: Tree, slot: Slots) -> Visit:
     """Accuracy of a client in this state, with the broadcast at hand."""
-    return Visit(None, {}, {}, scores(method, architecture, state, common.server, data_of(common, slot)))
+    return Visit(None, {}, {}, scores(common.method, architecture, state, common.server, data_of(common, slot)))
 
 
 def scores(
@@ -120,14 +126,14 @@ def scores(
 ) -> dict[str, jax.Array]:
     """Accuracies of a client's model by name, as they are reported: `accuracy/NAME`."""
     assert architecture is not None, "the stage that all architectures share has no model of its own"
-    found = accuracy(method.how, lambda images: method.predict(architecture, state, server, images), data)
+    found = accuracy(method.training, lambda images: method.predict(architecture, state, server, images), data)
     return {f"accuracy/{name}": value for name, value in found.items()}
 
 
-Stage = Callable[[Method, Architecture | None, Common, Tree, Slots], Visit]
+Stage = Callable[[Architecture | None, Common, Tree, Slots], Visit]
 
 
-def over_slots(stage: Stage, method: Method, architecture: Architecture | None, clients_per_step: int) -> Callable:
+def over_slots(stage: Stage, architecture: Architecture | None, clients_per_step: int) -> Callable:
     """A stage for all slots of one device.
 
     Args:
@@ -140,12 +146,13 @@ def over_slots(stage: Stage, method: Method, architecture: Architecture | None, 
         clients send is added to `totals`. States of slots that no step reaches stay as they are.
     """
     size = clients_per_step
-    if size > 1:
-        method = replace(method, how=replace(method.how, axis=CLIENT_AXIS))
 
     def one(common: Common, state: Tree, slot: Slots) -> tuple[Visit, Totals]:
-        visit = stage(method, architecture, common, state, slot)
-        return visit, Totals(weigh(visit.upload, visit.weight), visit.weight)
+        if size > 1:
+            training = replace(common.method.training, axis=CLIENT_AXIS)
+            common = common._replace(method=replace(common.method, training=training))
+        visit = stage(architecture, common, state, slot)
+        return visit, totals_of(visit)
 
     @jax.jit  # so that it is traced once, for its shapes and for the loop
     def some(common: Common, states: Tree, slots: Slots, first: jax.Array) -> tuple[Visit, Totals]:
@@ -178,11 +185,6 @@ def over_slots(stage: Stage, method: Method, architecture: Architecture | None, 
     return program
 
 
-def zero_totals(method: Method, architecture: Architecture | None, common: Common, state: Tree, slot: Slots) -> Totals:
+def zero_totals(architecture: Architecture | None, common: Common, state: Tree, slot: Slots) -> Totals:
     """Shapes of a stage's sums, from shapes of one client's state and slot."""
-
-    def totals(*arguments) -> Totals:
-        visit = work(method, architecture, *arguments)
-        return Totals(weigh(visit.upload, visit.weight), visit.weight)
-
-    return jax.eval_shape(totals, common, state, slot)
+    return jax.eval_shape(lambda *arguments: totals_of(work(architecture, *arguments)), common, state, slot)

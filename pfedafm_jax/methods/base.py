@@ -4,14 +4,17 @@ A method says what a client keeps (`init_client`), what the server broadcasts (`
 both (`client_update`) and what is judged (`predict`). It never loops over clients, averages or evaluates by itself.
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pfedafm_jax.config import Config
 from pfedafm_jax.models import Architecture
+from pfedafm_jax.pytrees import register
 from pfedafm_jax.settings import MethodSettings
 from pfedafm_jax.training import ClientData, LocalTraining
 
@@ -41,11 +44,20 @@ class Cost:
 
 @dataclass(frozen=True)
 class Method:
-    """Base of all methods: the settings they share and the defaults of the contract. Hashable, so static under jit."""
+    """Base of all methods: what they know of a run, and the defaults of the contract.
 
-    config: Config
-    how: LocalTraining
+    A pytree: the numbers of `settings` and `training`, `rounds` and `seed` are data of the compiled programs; the rest
+    decides what is compiled.
+    """
+
+    settings: Any  # the method's own, a `Settings`
+    training: LocalTraining
     shared: Architecture  # what clients share where a method shares a network
+    architectures: tuple[Architecture, ...]  # those of the clients
+    aggregation: str  # weights of the average: samples, or uniform
+    initialisation: str  # of weights: torch or flax
+    rounds: float
+    seed: Any
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
@@ -58,11 +70,16 @@ class Method:
             cls.Settings = dataclass(frozen=True)(type("Settings", (cls.Settings,), {"__doc__": "No more settings."}))
         if isinstance(cls.Settings, type) and issubclass(cls.Settings, MethodSettings):
             cls.Settings.method = cls.name
+        register(cls, lambda kind: ("settings", "training", "rounds", "seed"))
 
-    @property
-    def settings(self) -> Any:
-        """The method's own settings, a `Settings`."""
-        return self.config.of(self.Settings)
+    @classmethod
+    def of(
+        cls, config: Config, training: LocalTraining, shared: Architecture, architectures: Sequence[Architecture]
+    ) -> Self:
+        """The method with the settings of `config`."""
+        settings = replace(config.of(cls.Settings), learning_rate=None)  # that is in `training`
+        start = config.aggregation, config.initialisation, float(config.rounds), np.uint32(config.seed)
+        return cls(settings, training, shared, tuple(architectures), *start)
 
     @property
     def shared_parts(self) -> tuple[str, ...]:

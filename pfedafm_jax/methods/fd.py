@@ -76,14 +76,16 @@ class FD(Method):
                 distillation, batch.weights
             )
 
-        trained = train(self.how, jax.random.fold_in(key, 1), private_model(client), loss, data, sgd(self.how))
+        trained = train(
+            self.training, jax.random.fold_in(key, 1), private_model(client), loss, data, sgd(self.training)
+        )
 
         def outputs(images: jax.Array) -> jax.Array:
             return self.outputs(private_logits(architecture, trained.params, images))
 
-        rows, counts = class_means(self.how, outputs, data, architecture.num_classes)
+        rows, counts = class_means(self.training, outputs, data, architecture.num_classes)
         upload = {"class_scores": rows, "class_known": jnp.ones_like(counts)}
-        weights = dict.fromkeys(upload, class_weights(self.config, counts, weight))
+        weights = dict.fromkeys(upload, class_weights(self.aggregation, counts, weight))
         return Update(trained.params, upload, weights, {"loss": trained.loss})
 
     def predict(
@@ -94,5 +96,5 @@ class FD(Method):
     def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
         classes = architecture.num_classes
         received = classes if self.settings.whole_table else num_classes_seen
-        passes = 3 * self.config.local_epochs + 1  # the last is the clean pass
+        passes = 3 * self.training.local_epochs + 1  # the last is the clean pass
         return Cost(num_classes_seen * classes, received * classes, 2.0 * passes * architecture.macs * num_train)

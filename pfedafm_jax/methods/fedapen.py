@@ -94,10 +94,9 @@ class FedAPEN(Method):
         self, key: jax.Array, architecture: Architecture, client: Client, server: Server, data: ClientData
     ) -> jax.Array:
         """λ after learning on the adaptability set `data`, with both models frozen."""
-        most = max(1, round(self.settings.adaptability_fraction * data.train.shape[0]))
-        size = min(LAMBDA_BATCH, most)
-        how = replace(
-            self.how,
+        size = min(LAMBDA_BATCH, data.train.shape[0])
+        training = replace(
+            self.training,
             batch_size=size,
             rest_size=size,
             local_epochs=self.settings.lambda_epochs,
@@ -108,16 +107,18 @@ class FedAPEN(Method):
         )
 
         # Frozen models on images that are not augmented: their logits are the same in all epochs.
-        private = extract_all(how, lambda images: private_logits(architecture, client, images), data)
-        shared = extract_all(how, lambda images: shared_logits(self.shared, server["shared_model"], images), data)
+        private = extract_all(training, lambda images: private_logits(architecture, client, images), data)
+        shared = extract_all(training, lambda images: shared_logits(self.shared, server["shared_model"], images), data)
 
         def loss(weight: jax.Array, batch: Batch) -> jax.Array:
             both = ensemble(weight, private[batch.positions], shared[batch.positions])
             return cross_entropy(both, batch.labels, batch.weights)
 
-        optimizer = sgd(how, learning_rate=self.settings.lambda_learning_rate, weight_decay=0.0, clip=False)
+        optimizer = sgd(training, learning_rate=self.settings.lambda_learning_rate, weight_decay=0.0, clip=False)
         start = client["ensemble_weight"]
-        return train(how, key, start, loss, data, optimizer, project=lambda weight: jnp.clip(weight, 0.0, 1.0)).params
+        return train(
+            training, key, start, loss, data, optimizer, project=lambda weight: jnp.clip(weight, 0.0, 1.0)
+        ).params
 
     def client_update(
         self,
@@ -128,7 +129,7 @@ class FedAPEN(Method):
         data: ClientData,
         weight: jax.Array,
     ) -> Update:
-        apart, rest = split_adaptability(self.config.seed, self.settings.adaptability_fraction, data)
+        apart, rest = split_adaptability(self.seed, self.settings.adaptability_fraction, data)
         learned = self.learn_weight(jax.random.fold_in(key, 2), architecture, client, server, apart)
         ensemble_weight = jnp.where(client["visited"] > 0, learned, client["ensemble_weight"])
 
@@ -138,8 +139,8 @@ class FedAPEN(Method):
             return ensemble_loss(ensemble_weight, private, shared, batch.labels, batch.weights)
 
         params = {"model": private_model(client), "shared_model": server["shared_model"]}
-        optimizer = Partitioned({"model": sgd(self.how), "shared_model": sgd(self.how)})
-        trained = train(self.how, jax.random.fold_in(key, 1), params, loss, rest, optimizer)
+        optimizer = Partitioned({"model": sgd(self.training), "shared_model": sgd(self.training)})
+        trained = train(self.training, jax.random.fold_in(key, 1), params, loss, rest, optimizer)
         new = {"ensemble_weight": ensemble_weight, "visited": jnp.ones_like(client["visited"])}
         upload = {"shared_model": trained.params["shared_model"]}
         info = {"loss": trained.loss, "ensemble_weight": ensemble_weight}
@@ -161,5 +162,5 @@ class FedAPEN(Method):
     def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
         both = architecture.macs + self.shared.macs
         apart = min(max(1, round(self.settings.adaptability_fraction * num_train)), max(num_train - 1, 0))
-        macs = 3 * both * (num_train - apart) * self.config.local_epochs + both * apart * self.settings.lambda_epochs
+        macs = 3 * both * (num_train - apart) * self.training.local_epochs + both * apart * self.settings.lambda_epochs
         return Cost(self.shared.params, self.shared.params, 2.0 * macs)

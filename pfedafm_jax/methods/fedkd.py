@@ -134,7 +134,7 @@ class FedKD(Method):
 
     def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
         size = architecture.feature_size
-        bound = (3.0 if self.config.initialisation == "flax" else 1.0) ** 0.5 * size**-0.5
+        bound = (3.0 if self.initialisation == "flax" else 1.0) ** 0.5 * size**-0.5
         projection = jax.random.uniform(jax.random.fold_in(key, 2), (size, size), minval=-bound, maxval=bound)
         counts = {"visited": jnp.float32(0), "floats_received": jnp.uint32(0)}
         return {**init_private_model(key, architecture), "projection": projection, **counts}
@@ -145,7 +145,7 @@ class FedKD(Method):
 
     def energy(self, server: Server) -> jax.Array:
         """T(t), the share of the squared singular values that coding must keep in this round."""
-        progress = jnp.minimum((1.0 + server["round"]) / self.config.rounds, 1.0)
+        progress = jnp.minimum((1.0 + server["round"]) / self.rounds, 1.0)
         return self.settings.t_start + (self.settings.t_end - self.settings.t_start) * progress
 
     def floats_down(self, client: Client, server: Server) -> jax.Array:
@@ -171,7 +171,7 @@ class FedKD(Method):
         data: ClientData,
         weight: jax.Array,
     ) -> Update:
-        own, how = self.settings, self.how
+        own, training = self.settings, self.training
 
         def loss(params: Tree, batch: Batch) -> jax.Array:
             model, shared = params["model"], params["shared_model"]
@@ -183,9 +183,9 @@ class FedKD(Method):
 
         received = server["shared_model"]
         params = {"model": private_model(client), "shared_model": received, "projection": client["projection"]}
-        mentee_sgd = sgd(how, learning_rate=own.mentee_learning_rate)
-        optimizer = Partitioned({"model": sgd(how), "shared_model": mentee_sgd, "projection": sgd(how)})
-        trained = train(how, jax.random.fold_in(key, 1), params, loss, data, optimizer)
+        mentee_sgd = sgd(training, learning_rate=own.mentee_learning_rate)
+        optimizer = Partitioned({"model": sgd(training), "shared_model": mentee_sgd, "projection": sgd(training)})
+        trained = train(training, jax.random.fold_in(key, 1), params, loss, data, optimizer)
 
         shared_model, floats_up = send(own.coding, received, trained.params["shared_model"], self.energy(server))
         info = {
@@ -222,4 +222,4 @@ class FedKD(Method):
     def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
         # Floats without coding: what a coded round really sends depends on its ranks and is reported by the round.
         macs = 3 * (architecture.macs + self.shared.macs)
-        return Cost(self.shared.params, self.shared.params, 2.0 * macs * num_train * self.config.local_epochs)
+        return Cost(self.shared.params, self.shared.params, 2.0 * macs * num_train * self.training.local_epochs)

@@ -47,7 +47,7 @@ class FedPer(Method):
             return cross_entropy(logits, batch.labels, batch.weights)
 
         model = {"shared_extractor": server["shared_extractor"], "header": client["header"]}
-        trained = train(self.how, jax.random.fold_in(key, 1), model, loss, data, sgd(self.how))
+        trained = train(self.training, jax.random.fold_in(key, 1), model, loss, data, sgd(self.training))
         upload = {"shared_extractor": trained.params["shared_extractor"]}
         # Judged right after training, with the extractor it has just trained.
         view = {**server, **upload}
@@ -62,4 +62,4 @@ class FedPer(Method):
 
     def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
         floats = self.shared.extractor_params
-        return Cost(floats, floats, 2.0 * 3 * self.shared.macs * num_train * self.config.local_epochs)
+        return Cost(floats, floats, 2.0 * 3 * self.shared.macs * num_train * self.training.local_epochs)

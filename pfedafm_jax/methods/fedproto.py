@@ -70,14 +70,16 @@ class FedProto(Method):
                 distance, batch.weights
             )
 
-        trained = train(self.how, jax.random.fold_in(key, 1), private_model(client), loss, data, sgd(self.how))
+        trained = train(
+            self.training, jax.random.fold_in(key, 1), private_model(client), loss, data, sgd(self.training)
+        )
 
         def extract(images: jax.Array) -> jax.Array:
             return architecture.extract(trained.params["local_extractor"], images)
 
-        means, counts = class_means(self.how, extract, data, architecture.num_classes)
+        means, counts = class_means(self.training, extract, data, architecture.num_classes)
         upload = {"prototypes": means, "prototype_known": jnp.ones_like(counts)}
-        weights = dict.fromkeys(upload, class_weights(self.config, counts, weight))
+        weights = dict.fromkeys(upload, class_weights(self.aggregation, counts, weight))
         return Update(trained.params, upload, weights, {"loss": trained.loss})
 
     def predict(
@@ -94,6 +96,6 @@ class FedProto(Method):
         # The loss needs prototypes of the client's own classes; judging by the nearest one needs all of them.
         whole = self.settings.whole_table or self.settings.judged == "prototype"
         received = architecture.num_classes if whole else num_classes_seen
-        passes = 3 * self.config.local_epochs + 1  # the last is the clean pass
+        passes = 3 * self.training.local_epochs + 1  # the last is the clean pass
         width = architecture.feature_size
         return Cost(num_classes_seen * width, received * width, 2.0 * passes * architecture.macs * num_train)

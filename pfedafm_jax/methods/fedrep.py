@@ -52,17 +52,17 @@ class FedRep(FedPer):
 
     def train_header(self, key: jax.Array, header: Tree, shared_extractor: Tree, data: ClientData) -> Trained:
         """Phase 1."""
-        how = replace(self.how, local_epochs=self.settings.head_epochs)
+        training = replace(self.training, local_epochs=self.settings.head_epochs)
         extract = partial(self.shared.extract, shared_extractor)
         # Frozen, and on images that do not change, the features are the same in every epoch: compute them once.
-        table = None if how.augments else extract_all(how, extract, data)
+        table = None if training.augments else extract_all(training, extract, data)
 
         def loss(params: Tree, batch: Batch) -> jax.Array:
             features = extract(batch.images) if table is None else table[batch.positions]
             logits = self.shared.classify(params, lax.stop_gradient(features))
             return cross_entropy(logits, batch.labels, batch.weights)
 
-        return train(how, key, header, loss, data, sgd(how))
+        return train(training, key, header, loss, data, sgd(training))
 
     def train_extractor(self, key: jax.Array, shared_extractor: Tree, header: Tree, data: ClientData) -> Trained:
         """Phase 2."""
@@ -71,10 +71,10 @@ class FedRep(FedPer):
             logits = self.logits(params, lax.stop_gradient(header), batch.images)
             return cross_entropy(logits, batch.labels, batch.weights)
 
-        return train(self.how, key, shared_extractor, loss, data, sgd(self.how))
+        return train(self.training, key, shared_extractor, loss, data, sgd(self.training))
 
     def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
         floats, shared = self.shared.extractor_params, self.shared
         # Phase 1 is one pass of the extractor and 3 of the header, phase 2 is 3 of both.
         head = self.settings.head_epochs * (shared.extractor_macs + 3 * shared.header_macs)
-        return Cost(floats, floats, 2.0 * (head + 3 * shared.macs * self.config.local_epochs) * num_train)
+        return Cost(floats, floats, 2.0 * (head + 3 * shared.macs * self.training.local_epochs) * num_train)

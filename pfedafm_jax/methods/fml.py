@@ -85,8 +85,8 @@ class FML(Method):
             return mutual_loss(self.settings, private, shared, batch.labels, batch.weights)
 
         params = {"model": private_model(client), "shared_model": server["shared_model"]}
-        optimizer = Partitioned({"model": sgd(self.how), "shared_model": sgd(self.how)})
-        trained = train(self.how, jax.random.fold_in(key, 1), params, loss, data, optimizer)
+        optimizer = Partitioned({"model": sgd(self.training), "shared_model": sgd(self.training)})
+        trained = train(self.training, jax.random.fold_in(key, 1), params, loss, data, optimizer)
         upload = {"shared_model": trained.params["shared_model"]}
         return Update(trained.params["model"], upload, {"shared_model": weight}, {"loss": trained.loss})
 
@@ -100,4 +100,4 @@ class FML(Method):
 
     def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
         macs = 3 * (architecture.macs + self.shared.macs)
-        return Cost(self.shared.params, self.shared.params, 2.0 * macs * num_train * self.config.local_epochs)
+        return Cost(self.shared.params, self.shared.params, 2.0 * macs * num_train * self.training.local_epochs)

@@ -10,7 +10,7 @@ import jax
 
 from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
 from pfedafm_jax.methods.standalone import init_private_model, private_logits, private_model
-from pfedafm_jax.models import Architecture, describe
+from pfedafm_jax.models import Architecture
 from pfedafm_jax.settings import MethodSettings, bad
 from pfedafm_jax.training import Batch, ClientData, cross_entropy, sgd, train
 
@@ -56,18 +56,14 @@ class LGFedAvg(Method):
         return init_private_model(key, architecture)
 
     def init_server(self, key: jax.Array) -> Server:
-        shapes = {name: self._shapes(self._architecture(name)) for name in self.config.architectures}
+        shapes = {architecture.name: self._shapes(architecture) for architecture in self.architectures}
         first, *others = shapes
         for other in others:
             unlike = [layer for layer in self.layers if shapes[other][layer] != shapes[first][layer]]
             if unlike:
                 accepted = f"layers of one shape in all architectures ({unlike[0]} differs in {first} and {other})"
                 raise bad("lg_fedavg.shared_layers", self.layers, accepted)
-        return pick_layers(init_private_model(key, self._architecture(first)), self.layers)
-
-    def _architecture(self, name: str) -> Architecture:
-        like = self.shared
-        return describe(name, like.num_classes, like.image_shape, like.feature_size, self.config.initialisation)
+        return pick_layers(init_private_model(key, self.architectures[0]), self.layers)
 
     def _shapes(self, architecture: Architecture) -> dict[str, Tree]:
         model = jax.eval_shape(lambda key: init_private_model(key, architecture), jax.random.key(0))
@@ -91,7 +87,7 @@ class LGFedAvg(Method):
             return cross_entropy(private_logits(architecture, params, batch.images), batch.labels, batch.weights)
 
         model = put_layers(private_model(client), server)
-        trained = train(self.how, jax.random.fold_in(key, 1), model, loss, data, sgd(self.how))
+        trained = train(self.training, jax.random.fold_in(key, 1), model, loss, data, sgd(self.training))
         upload = pick_layers(trained.params, self.layers)
         return Update(trained.params, upload, dict.fromkeys(upload, weight), {"loss": trained.loss})
 
@@ -105,4 +101,4 @@ class LGFedAvg(Method):
 
     def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
         floats = sum(leaf.size for leaf in jax.tree.leaves(self._shapes(architecture)))
-        return Cost(floats, floats, 2.0 * 3 * architecture.macs * num_train * self.config.local_epochs)
+        return Cost(floats, floats, 2.0 * 3 * architecture.macs * num_train * self.training.local_epochs)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from pfedafm_jax.config import Config
 from pfedafm_jax.training import ClientData, LocalTraining, extract_all, mean_over
 
 
@@ -34,13 +33,13 @@ def squared_distance(features: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def class_means(
-    how: LocalTraining, function: Callable[[jax.Array], jax.Array], data: ClientData, num_classes: int
+    training: LocalTraining, function: Callable[[jax.Array], jax.Array], data: ClientData, num_classes: int
 ) -> tuple[jax.Array, jax.Array]:
     """Means `[classes, width]` of `function(images)` over a client's training images of each class, and their counts.
 
     A clean pass: images are not augmented. A class without an image has a row of zeros and count 0.
     """
-    values = extract_all(how, function, data)
+    values = extract_all(training, function, data)
     rows = jnp.pad(data.train, (0, values.shape[0] - data.train.shape[0]))
     real = jnp.arange(values.shape[0]) < data.num_train
     labels = jnp.where(real, data.labels[rows], num_classes)  # padding falls into a class of its own
@@ -49,10 +48,10 @@ def class_means(
     return sums / jnp.maximum(counts, 1.0)[:, None], counts
 
 
-def class_weights(config: Config, counts: jax.Array, weight: jax.Array) -> jax.Array:
+def class_weights(aggregation: str, counts: jax.Array, weight: jax.Array) -> jax.Array:
     """Weight `[classes]` of a client's rows in the average: n_{k,c}, or 1 where it has the class.
 
     `weight` is the client's own weight; with 0 it has no part in any row.
     """
-    rows = counts if config.aggregation == "samples" else jnp.minimum(counts, 1.0)
+    rows = counts if aggregation == "samples" else jnp.minimum(counts, 1.0)
     return rows * (weight > 0).astype(rows.dtype)

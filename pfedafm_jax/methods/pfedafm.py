@@ -77,7 +77,7 @@ class PFedAFM(Method):
     @property
     def mix_optimizer(self) -> SGD:
         rate = self.settings.mix_learning_rate if self.settings.mix_fixed is None else 0.0
-        return sgd(self.how, learning_rate=rate, weight_decay=self.settings.mix_weight_decay, clip=False)
+        return sgd(self.training, learning_rate=rate, weight_decay=self.settings.mix_weight_decay, clip=False)
 
     def project(self, params: dict[str, Tree]) -> dict[str, Tree]:
         """Keeps the mix vector in [0, 1]."""
@@ -133,13 +133,13 @@ class PFedAFM(Method):
         macs = 3 * forward + self.shared.extractor_macs + 3 * shared
         if self.settings.training == "end_to_end":
             macs = 3 * forward + 3 * self.shared.extractor_macs
-        return Cost(floats, floats, 2.0 * macs * num_train * self.config.local_epochs)
+        return Cost(floats, floats, 2.0 * macs * num_train * self.training.local_epochs)
 
 
 # ---------------------------------------------------------------------------------------------- the two phases
 
 
-@partial(jax.jit, static_argnames=("method", "architecture"))
+@partial(jax.jit, static_argnames=("architecture",))
 def train_local_model(
     method: PFedAFM,
     architecture: Architecture,
@@ -149,10 +149,10 @@ def train_local_model(
     data: ClientData,
 ) -> Trained:
     """Phase 1: freeze the shared extractor; train local extractor, header (`model`) and mix vector together."""
-    how = method.how
+    training = method.training
     extract_shared = partial(method.shared.extract, shared_extractor)
     # Frozen, and on images that do not change, the shared features are the same in every epoch: compute them once.
-    table = None if how.augments else extract_all(how, extract_shared, data)
+    table = None if training.augments else extract_all(training, extract_shared, data)
 
     def loss(params: Tree, batch: Batch) -> jax.Array:
         shared = extract_shared(batch.images) if table is None else table[batch.positions]
@@ -161,11 +161,11 @@ def train_local_model(
         return cross_entropy(architecture.classify(params["model"]["header"], mixed), batch.labels, batch.weights)
 
     params = {"model": {part: client[part] for part in ("local_extractor", "header")}, "mix": client["mix"]}
-    optimizer = Partitioned({"model": sgd(how), "mix": method.mix_optimizer})
-    return train(how, key, params, loss, data, optimizer, project=method.project)  # Eq. 6
+    optimizer = Partitioned({"model": sgd(training), "mix": method.mix_optimizer})
+    return train(training, key, params, loss, data, optimizer, project=method.project)  # Eq. 6
 
 
-@partial(jax.jit, static_argnames=("method",))
+@jax.jit
 def train_shared_extractor(
     method: PFedAFM, key: jax.Array, header: Tree, shared_extractor: Tree, data: ClientData
 ) -> Trained:
@@ -175,10 +175,10 @@ def train_shared_extractor(
         logits = method.shared.classify(lax.stop_gradient(header), method.shared.extract(params, batch.images))
         return cross_entropy(logits, batch.labels, batch.weights)
 
-    return train(method.how, key, shared_extractor, loss, data, sgd(method.how))
+    return train(method.training, key, shared_extractor, loss, data, sgd(method.training))
 
 
-@partial(jax.jit, static_argnames=("method", "architecture"))
+@partial(jax.jit, static_argnames=("architecture",))
 def train_end_to_end(
     method: PFedAFM,
     architecture: Architecture,
@@ -188,7 +188,7 @@ def train_end_to_end(
     data: ClientData,
 ) -> Trained:
     """The paper's ablation: both extractors, header and mix vector trained at once on the mixed features."""
-    how = method.how
+    training = method.training
 
     def loss(params: Tree, batch: Batch) -> jax.Array:
         shared = method.shared.extract(params["shared_extractor"], batch.images)
@@ -198,5 +198,5 @@ def train_end_to_end(
 
     model = {part: client[part] for part in ("local_extractor", "header")}
     params = {"model": model, "mix": client["mix"], "shared_extractor": shared_extractor}
-    optimizer = Partitioned({"model": sgd(how), "mix": method.mix_optimizer, "shared_extractor": sgd(how)})
-    return train(how, key, params, loss, data, optimizer, project=method.project)
+    optimizer = Partitioned({"model": sgd(training), "mix": method.mix_optimizer, "shared_extractor": sgd(training)})
+    return train(training, key, params, loss, data, optimizer, project=method.project)

@@ -55,7 +55,9 @@ class Standalone(Method):
         def loss(params: Tree, batch: Batch) -> jax.Array:
             return cross_entropy(private_logits(architecture, params, batch.images), batch.labels, batch.weights)
 
-        trained = train(self.how, jax.random.fold_in(key, 1), private_model(client), loss, data, sgd(self.how))
+        trained = train(
+            self.training, jax.random.fold_in(key, 1), private_model(client), loss, data, sgd(self.training)
+        )
         return Update(trained.params, {}, {}, {"loss": trained.loss})
 
     def predict(
@@ -64,4 +66,4 @@ class Standalone(Method):
         return {"private": private_logits(architecture, client, images)}
 
     def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
-        return Cost(0, 0, 2.0 * 3 * architecture.macs * num_train * self.config.local_epochs)
+        return Cost(0, 0, 2.0 * 3 * architecture.macs * num_train * self.training.local_epochs)

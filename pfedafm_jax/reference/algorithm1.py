@@ -158,7 +158,7 @@ def shared_step(shared: Architecture, rates: Rates, params: Tree, velocity: Tree
 
 def batches(programs: Programs, client: int, key: jax.Array) -> Iterator[Batch]:
     """Every batch of every local epoch of a client; the last of an epoch is short, and filled up where it is large."""
-    rows, training, config = programs.partition.train[client], programs.method.how, programs.config
+    rows, training, config = programs.partition.train[client], programs.method.training, programs.config
     for epoch in range(config.local_epochs):
         epoch_key = jax.random.fold_in(key, epoch)
         order = np.asarray(
@@ -176,7 +176,7 @@ def batches(programs: Programs, client: int, key: jax.Array) -> Iterator[Batch]:
 ordered = jax.jit(epoch_order, static_argnums=2)
 
 
-@partial(jax.jit, static_argnums=0)
+@jax.jit
 def prepared(training: LocalTraining, key: jax.Array, images: jax.Array) -> jax.Array:
     """Training images, normalised and augmented."""
     images = normalise(images, training.mean, training.std)

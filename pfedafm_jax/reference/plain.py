@@ -18,22 +18,22 @@ Tree = Any
 Report = dict[str, float]
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=1)
 def client_update(method, architecture, key, client, server, data, weight):
     """`Method.client_update` as one program."""
     return method.client_update(key, architecture, client, server, data, weight)
 
 
-@partial(jax.jit, static_argnums=0)
+@jax.jit
 def shared_update(method, key, client, server, data, weight):
     """`Method.shared_update` as one program."""
     return method.shared_update(key, client, server, data, weight)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=1)
 def predict(method, architecture, client, server, images):
     """`Method.predict` on images as they are stored."""
-    return method.predict(architecture, client, server, normalise(images, method.how.mean, method.how.std))
+    return method.predict(architecture, client, server, normalise(images, method.training.mean, method.training.std))
 
 
 def run_round(

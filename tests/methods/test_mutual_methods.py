@@ -140,12 +140,12 @@ def learned_weight(private_scores, start: float, learning_rate: float, epochs: i
 
 
 def test_one_step_of_the_ensemble_weight_by_hand():
-    # Scores (2λ, 0, 0, 0) for class 0: dCE/dλ = -2 (1 - p), p = e^{2λ} / (e^{2λ} + 3); two batches of one sample.
+    # Scores (2λ, 0, 0, 0) for class 0: dCE/dλ = -2 (1 - p), p = e^{2λ} / (e^{2λ} + 3); two epochs of one batch.
     weight = 0.5
     for _ in range(2):
         share = np.exp(2 * weight) / (np.exp(2 * weight) + 3)
         weight += 0.01 * 2 * (1 - share)
-    np.testing.assert_allclose(learned_weight([2.0, 0, 0, 0], 0.5, 0.01, 1), weight, rtol=1e-5)
+    np.testing.assert_allclose(learned_weight([2.0, 0, 0, 0], 0.5, 0.01, 2), weight, rtol=1e-5)
 
 
 def test_the_ensemble_weight_stays_between_zero_and_one():

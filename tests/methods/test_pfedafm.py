@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pfedafm_jax.config import updated
 from pfedafm_jax.engine import build, start
 from pfedafm_jax.methods.base import average, weigh
 from pfedafm_jax.methods.pfedafm import mix_features, train_end_to_end, train_local_model, train_shared_extractor
@@ -19,8 +18,8 @@ from pfedafm_jax.training import ClientData, cross_entropy, sgd, train
 pytestmark = pytest.mark.optimised
 
 
-def own(config, **values):
-    return updated(config, {"pfedafm": values})
+def own(method, **values):
+    return dataclasses.replace(method, settings=dataclasses.replace(method.settings, **values))
 
 
 class Visit:
@@ -29,7 +28,7 @@ class Visit:
     def __init__(self, config, dataset, partition, client=0):
         programs = build(config, dataset, partition)
         state = start(programs)
-        self.method, self.how = programs.method, programs.method.how
+        self.method, self.training = programs.method, programs.method.training
         self.architecture = programs.architectures[client % 2]
         self.client, self.server = state.store.state(client), jax.device_get(state.server)
         self.data = ClientData(
@@ -72,8 +71,7 @@ def test_clients_start_from_their_own_features(visit):
 
 @pytest.mark.parametrize(("scalar", "size"), [(True, 1), (False, 12)])
 def test_start_of_a_fixed_mix(visit, scalar, size):
-    config = own(visit.method.config, mix_fixed=0.25, mix_scalar=scalar)
-    client = dataclasses.replace(visit.method, config=config).init_client
+    client = own(visit.method, mix_fixed=0.25, mix_scalar=scalar).init_client
     shapes = jax.eval_shape(partial(client, architecture=visit.architecture), jax.random.key(0))
     assert shapes["mix"].shape == (size,)
     mix = jax.jit(lambda key: client(key, visit.architecture)["mix"])(jax.random.key(0))
@@ -81,20 +79,19 @@ def test_start_of_a_fixed_mix(visit, scalar, size):
 
 
 def test_mix_stays_between_zero_and_one(visit):
-    wild = own(dataclasses.replace(visit.method.config), mix_learning_rate=1000.0)
-    method = dataclasses.replace(visit.method, config=wild)
+    method = own(visit.method, mix_learning_rate=1000.0)
     shared = visit.server["shared_extractor"]
     start = {**visit.client, "mix": jnp.full(12, 0.5)}
     mix = train_local_model(method, visit.architecture, visit.key, start, shared, visit.data).params["mix"]
     assert float(jnp.min(mix)) == 0 and float(jnp.max(mix)) == 1
-    free = dataclasses.replace(visit.method, config=own(wild, mix_project=False))
+    free = own(method, mix_project=False)
     mix = train_local_model(free, visit.architecture, visit.key, start, shared, visit.data).params["mix"]
     assert float(jnp.min(mix)) < 0 and float(jnp.max(mix)) > 1
 
 
 def test_mix_at_one_is_standalone_training(visit):
     """The same batches, F_k alone, through `train`: the same numbers."""
-    method = dataclasses.replace(visit.method, config=own(visit.method.config, mix_fixed=1.0))
+    method = own(visit.method, mix_fixed=1.0)
     result = train_local_model(
         method, visit.architecture, visit.key, visit.client, visit.server["shared_extractor"], visit.data
     )
@@ -105,7 +102,7 @@ def test_mix_at_one_is_standalone_training(visit):
 
     @jax.jit
     def alone(model, data):
-        return train(visit.how, visit.key, model, loss, data, sgd(visit.how))
+        return train(visit.training, visit.key, model, loss, data, sgd(visit.training))
 
     model = {part: visit.client[part] for part in ("local_extractor", "header")}
     expected = alone(model, visit.data)
@@ -118,8 +115,8 @@ def test_mix_at_one_is_standalone_training(visit):
 
 def test_mix_at_zero_gives_the_local_extractor_no_gradient(visit):
     """Without decay it stays to the bit, while the header learns."""
-    config = own(visit.method.config, mix_fixed=0.0)
-    method = dataclasses.replace(visit.method, config=config, how=dataclasses.replace(visit.how, weight_decay=0.0))
+    still = dataclasses.replace(visit.training, weight_decay=0.0)
+    method = dataclasses.replace(own(visit.method, mix_fixed=0.0), training=still)
     start = {**visit.client, "mix": jnp.zeros(12)}
     shared = visit.server["shared_extractor"]
     result = train_local_model(method, visit.architecture, visit.key, start, shared, visit.data).params["model"]
@@ -162,8 +159,7 @@ def test_updates_upload_and_keep_what_they_should(visit, part):
 
 
 def test_end_to_end_trains_everything(visit):
-    config = own(visit.method.config, training="end_to_end")
-    method = dataclasses.replace(visit.method, config=config)
+    method = own(visit.method, training="end_to_end")
     assert method.shared_parts == () and visit.method.shared_parts == ("header",)
     start = {**visit.client, "mix": jnp.full(12, 0.5)}
     shared = visit.server["shared_extractor"]
@@ -175,11 +171,11 @@ def test_end_to_end_trains_everything(visit):
 def test_shared_features_computed_once_equal_those_of_every_batch(visit):
     """Crops of images that are one colour all over, at the mean, change nothing but switch the table off."""
     grey = visit.data._replace(images=jnp.full_like(visit.data.images, 128))
-    how = dataclasses.replace(visit.how, mean=(128 / 255,) * 3)
+    training = dataclasses.replace(visit.training, mean=(128 / 255,) * 3)
     start = {**visit.client, "mix": jnp.full(12, 0.5)}
     results = []
     for crop in (False, True):
-        method = dataclasses.replace(visit.method, how=dataclasses.replace(how, crop=crop))
+        method = dataclasses.replace(visit.method, training=dataclasses.replace(training, crop=crop))
         shared = visit.server["shared_extractor"]
         results.append(train_local_model(method, visit.architecture, visit.key, start, shared, grey).params)
     chex.assert_trees_all_close(*results, rtol=1e-5, atol=1e-6)
@@ -205,7 +201,7 @@ def test_cost_by_hand(visit):
     shared, local, header = visit.method.shared.extractor_macs, visit.architecture.extractor_macs, 12 * 4
     # 10 images, 2 epochs, 2 operations per multiply-add; a trained pass costs 3, a frozen one 1
     assert cost.flops == 2 * 2 * 10 * (3 * (local + header) + shared + 3 * (shared + header))
-    heavier = dataclasses.replace(visit.method, config=own(visit.method.config, send_header=True))
+    heavier = own(visit.method, send_header=True)
     assert heavier.cost(visit.architecture, 10, 2).floats_up == cost.floats_up + 13 * 4
 
 
