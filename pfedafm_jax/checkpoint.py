@@ -13,15 +13,7 @@ Nothing in them depends on the number of devices or processes: where several pro
 its own clients into the folder, which all of them must see, and rounds wait for it.
 """
 
-import contextlib
-import glob
-import hashlib
 import json
-import logging
-import os
-import re
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,19 +23,33 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from pfedafm_jax.checkpoint_files import (
+    FORMAT,
+    NAME,
+    Leaves,
+    Manifest,
+    Tree,
+    by_path,
+    digest_of,
+    filled,
+    fitted,
+    name_of,
+    named,
+    part_of,
+    read_clients,
+    read_manifest,
+    read_tree,
+    remove,
+    reserve,
+    signed,
+    write_tree,
+)
 from pfedafm_jax.engine import Processes, State
 from pfedafm_jax.engine.processes import lost_process
-from pfedafm_jax.errors import START_OVER, PfedafmError, disk_is_full, storage_error
+from pfedafm_jax.errors import START_OVER, PfedafmError, storage_error
 from pfedafm_jax.files import write_atomically
 
-Tree = Any
-Leaves = dict[str, np.ndarray]  # by their path, `header.kernel`
-Manifest = dict[str, Any]
-
-FORMAT = 2
 BLOCK_BYTES = 2**30  # clients are copied and written in blocks of this size
-MAX_MANIFEST_BYTES = 256 * 2**20
-_NAME = re.compile(r"round-(\d{6,8})(\.json)?")
 
 
 class Saved(NamedTuple):
@@ -114,7 +120,7 @@ class Checkpoints:
                 manifest = read_manifest(self._manifest_path(number))
                 self.verify(manifest)
             except (OSError, ValueError) as error:
-                self.log(f"warning: checkpoint {self.folder.name}/{_name(number)} is skipped: {error}")
+                self.log(f"warning: checkpoint {self.folder.name}/{name_of(number)} is skipped: {error}")
                 continue
             self._versions = {n: m for n, m in self.manifests().items() if n <= number}
             self._last = number
@@ -124,14 +130,14 @@ class Checkpoints:
         return None
 
     def _read(self, manifest: Manifest, state: State) -> Saved:
-        run, store, home = read_tree(self.folder / _name(manifest["round"]) / "run"), state.store, state.home.copy()
+        run, store, home = read_tree(self.folder / name_of(manifest["round"]) / "run"), state.store, state.home.copy()
         kept = run["arrays"].pop("home", None)
         if kept is None or manifest["processes"] != self._count:
             kept = np.arange(len(store.groups)) % self._count
         sizes = []
         for part in manifest["parts"]:
             sizes.append(0)
-            for group, rows in read_clients(self.folder / _name(part)):
+            for group, rows in read_clients(self.folder / name_of(part)):
                 clients = rows["clients"].reshape(-1)  # -1 fills the rows of a process with fewer than another
                 front = rows["clients"].ndim
                 states = {name: leaf.reshape(-1, *leaf.shape[front:]) for name, leaf in rows["states"].items()}
@@ -158,12 +164,12 @@ class Checkpoints:
                 raise ValueError(f"{name} is missing")
             if path.stat().st_size != size:
                 raise ValueError(f"{name} has {path.stat().st_size} bytes instead of {size}")
-            if _digest(path) != digest:
+            if digest_of(path) != digest:
                 raise ValueError(f"{name} has changed since it was written (sha256)")
 
     def _rounds(self) -> list[int]:
         """Rounds that have a manifest, newest first."""
-        matches = [_NAME.fullmatch(path.name) for path in self.folder.glob("round-*.json")]
+        matches = [NAME.fullmatch(path.name) for path in self.folder.glob("round-*.json")]
         return sorted((int(match[1]) for match in matches if match), reverse=True)
 
     # ------------------------------------------------------------------------------------------ writing
@@ -196,8 +202,8 @@ class Checkpoints:
         self._undo, self._last = undo, number
         store.changed[:] = False
         run: dict[str, Tree] = {
-            "server": _filled(named(jax.device_get(state.server))),
-            "arrays": {"round": np.array(number), **_filled(arrays)},
+            "server": filled(named(jax.device_get(state.server))),
+            "arrays": {"round": np.array(number), **filled(arrays)},
             "details": np.frombuffer(json.dumps(details).encode(), np.uint8),
         }
         if self._processes:
@@ -225,19 +231,19 @@ class Checkpoints:
                 members = block[store.groups[block] == group]
                 if self._processes:
                     members = self._processes.own_rows(members, state.home[members])
-                rows = {"clients": members, "states": _filled(_by_path(store.read(int(group), members)))}
+                rows = {"clients": members, "states": filled(by_path(store.read(int(group), members)))}
                 tree[str(group)] = jax.tree.map(self._processes.joined, rows) if self._processes else rows
             yield tree
 
     def _write(self, manifest: Manifest, blocks: Iterable[Tree], run: Tree, num_bytes: int) -> None:
         start, number = time.perf_counter(), manifest["round"]
-        folder = self.folder / _name(number)
+        folder = self.folder / name_of(number)
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._index == 0:
             self._manifest_path(number).unlink(missing_ok=True)
-            _remove(folder)  # what a save that was cut off, or a damaged checkpoint, left
+            remove(folder)  # what a save that was cut off, or a damaged checkpoint, left
         try:
-            _reserve(self.folder, num_bytes + sum(leaf.nbytes for leaf in jax.tree.leaves(run)))
+            reserve(self.folder, num_bytes + sum(leaf.nbytes for leaf in jax.tree.leaves(run)))
             for block, tree in enumerate(blocks):
                 write_tree(folder / "clients" / str(block), tree)
             write_tree(folder / "run", run)
@@ -246,14 +252,14 @@ class Checkpoints:
             files = {}
             for version in self._versions.values():  # clients of earlier folders, as they were when these were written
                 for name, entry in version["files"].items():
-                    if "/clients/" in name and _part_of(name) in manifest["parts"]:
+                    if "/clients/" in name and part_of(name) in manifest["parts"]:
                         files[name] = entry
             for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-                files[path.relative_to(self.folder).as_posix()] = [path.stat().st_size, _digest(path, flush=True)]
+                files[path.relative_to(self.folder).as_posix()] = [path.stat().st_size, digest_of(path, flush=True)]
             manifest["files"] = files
-            write_atomically(self._manifest_path(number), lambda file: file.write(_signed(manifest)))
+            write_atomically(self._manifest_path(number), lambda file: file.write(signed(manifest)))
         except BaseException:
-            _remove(folder)  # leaves room for others where the disk is full
+            remove(folder)  # leaves room for others where the disk is full
             raise
         self._versions[number] = manifest
         self._prune(2)
@@ -282,9 +288,9 @@ class Checkpoints:
                 self._manifest_path(number).unlink(missing_ok=True)
         needed = {part for manifest in self._versions.values() for part in manifest["parts"]}
         for path in self.folder.glob("round-*"):
-            part = _part_of(path.name)
+            part = part_of(path.name)
             if path.is_dir() and part not in needed and (last is None or part is None or part <= last):
-                _remove(path)
+                remove(path)
 
     def check(self) -> None:
         """Raises if the last save has failed by now; does not wait for it."""
@@ -321,141 +327,7 @@ class Checkpoints:
         for number in self._rounds():
             self._manifest_path(number).unlink(missing_ok=True)
         for path in self.folder.glob("round-*"):
-            _remove(path)
+            remove(path)
 
     def _manifest_path(self, number: int) -> Path:
-        return self.folder / f"{_name(number)}.json"
-
-
-# ---------------------------------------------------------------------------------------------- manifests and files
-
-
-def read_manifest(path: Path) -> Manifest:
-    """A manifest that is as it was written; `ValueError` says what is wrong with any other."""
-    if path.stat().st_size > MAX_MANIFEST_BYTES:
-        raise ValueError(f"{path.name} is larger than any manifest")
-    try:
-        outer = json.loads(path.read_bytes())
-        manifest = outer["manifest"]
-        if outer != json.loads(_signed(manifest)):
-            raise ValueError
-        version = manifest["format"]
-        own = all(_part_of(name) in manifest["parts"] and ".." not in Path(name).parts for name in manifest["files"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"{path.name} is damaged") from None
-    if version != FORMAT:
-        raise ValueError(f"{path.name} has format {version}; this version reads format {FORMAT}")
-    if not own:
-        raise ValueError(f"{path.name} names files that are not its own")
-    return manifest
-
-
-def _signed(manifest: Manifest) -> bytes:
-    text = json.dumps(manifest, sort_keys=True)
-    return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "manifest": manifest}).encode()
-
-
-def _name(number: int) -> str:
-    return f"round-{number:06d}"
-
-
-def _part_of(name: str) -> int | None:
-    match = _NAME.fullmatch(name.split("/")[0])
-    return int(match[1]) if match else None
-
-
-def _digest(path: Path, flush: bool = False) -> str:
-    with open(path, "rb") as file:
-        if flush:
-            os.fsync(file.fileno())
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _reserve(folder: Path, num_bytes: int) -> None:
-    """Raises where there is no space for this much (and what comes with it), which Orbax would tell in many words."""
-    path = folder / f".space.{os.getpid()}"
-    try:
-        with path.open("wb") as file:
-            if hasattr(os, "posix_fallocate"):  # also sees quotas
-                os.posix_fallocate(file.fileno(), 0, num_bytes + num_bytes // 50 + 2**18)
-    except OSError as error:
-        if disk_is_full(error):
-            raise
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def _remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
-    shutil.rmtree(path.with_name(f"{path.name}.orbax-checkpoint-tmp"), ignore_errors=True)
-
-
-# ---------------------------------------------------------------------------------------------- trees and Orbax
-
-
-def named(tree: Tree) -> Leaves:
-    """The leaves of a tree by their path, as numpy arrays of their own (the tree's may be changed or donated)."""
-    return {name: np.array(leaf) for name, leaf in _by_path(tree).items()}
-
-
-def _by_path(tree: Tree) -> dict[str, Any]:
-    paths = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in paths}
-
-
-def fitted(template: Tree, leaves: Leaves, rows: int | None = None) -> Tree:
-    """Leaves by path as a tree like `template` (with `rows` in front); raises where they do not fit."""
-    front = () if rows is None else (rows,)
-    expected = {name: ((*front, *np.shape(leaf)), leaf.dtype) for name, leaf in _by_path(template).items()}
-    found = {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
-    if found != {name: entry for name, entry in expected.items() if 0 not in entry[0]}:
-        raise PfedafmError(f"the checkpoint was written for other networks; {START_OVER}")
-    empty = {name: np.zeros(*entry) for name, entry in expected.items() if 0 in entry[0]}
-    return jax.tree.unflatten(jax.tree.structure(template), [{**leaves, **empty}[name] for name in expected])
-
-
-def _filled(leaves: Leaves) -> Leaves:
-    """Without arrays of size zero, which Orbax does not take."""
-    return {name: leaf for name, leaf in leaves.items() if leaf.size}
-
-
-def _orbax() -> Any:
-    import orbax.checkpoint as ocp  # here, because it takes a while and `--help` needs none of it
-
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax tells of every folder; its errors are raised as well
-    return ocp
-
-
-@contextlib.contextmanager
-def _plain(folder: Path) -> Iterator[Path]:
-    """The folder by a path that Orbax does not take for a pattern, as it does with brackets."""
-    if not glob.has_magic(str(folder)):
-        yield folder
-        return
-    with tempfile.TemporaryDirectory() as place:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        (Path(place) / "link").symlink_to(folder.parent)
-        yield Path(place) / "link" / folder.name
-
-
-def write_tree(folder: Path, tree: Tree) -> None:
-    """Writes a tree of arrays."""
-    ocp = _orbax()
-    with _plain(folder) as path, ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        checkpointer.save(path, args=ocp.args.StandardSave(tree))
-
-
-def read_tree(folder: Path) -> Any:
-    """A tree as numpy arrays, however many devices and processes it was written by."""
-    ocp = _orbax()
-    with _plain(folder) as path, ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        found = checkpointer.metadata(path).item_metadata.tree
-        plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), found)
-        return checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=plain))
-
-
-def read_clients(folder: Path) -> Iterator[tuple[int, Tree]]:
-    """Groups of clients in a folder: group → `clients` and `states` by path, one row a client."""
-    for block in sorted((folder / "clients").glob("*"), key=lambda path: int(path.name)):
-        for group, rows in sorted(read_tree(block).items()):
-            yield int(group), rows
+        return self.folder / f"{name_of(number)}.json"

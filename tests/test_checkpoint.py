@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfedafm_jax.checkpoint import Checkpoints, _signed, fitted, named, read_manifest
+from pfedafm_jax.checkpoint import Checkpoints
+from pfedafm_jax.checkpoint_files import fitted, named, read_manifest, signed
 from pfedafm_jax.engine import ClientStore, State
 from pfedafm_jax.errors import PfedafmError, StorageError
 
@@ -266,7 +267,7 @@ def manifest_files(folder: Path, number: int) -> list[str]:
 def test_a_manifest_cannot_name_files_elsewhere(tmp_path):
     path = tmp_path / "round-000001.json"
     for name in ("../secret", "/etc/passwd", "round-000001/../../secret", "round-000002/d/x"):
-        path.write_bytes(_signed({"format": 2, "round": 1, "parts": [1], "files": {name: [1, "0"]}}))
+        path.write_bytes(signed({"format": 2, "round": 1, "parts": [1], "files": {name: [1, "0"]}}))
         with pytest.raises(ValueError, match="not its own"):
             read_manifest(path)
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pfedafm_jax.checkpoint import Checkpoints, read_clients, read_manifest, read_tree
+from pfedafm_jax.checkpoint import Checkpoints
+from pfedafm_jax.checkpoint_files import read_clients, read_manifest, read_tree
 
 ROOT = Path(__file__).parent.parent
 KILLS = 50

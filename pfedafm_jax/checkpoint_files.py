@@ -1,0 +1,164 @@
+"""Files of checkpoints: manifests with digests, and trees of arrays written and read by Orbax."""
+
+import contextlib
+import glob
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from pfedafm_jax.errors import START_OVER, PfedafmError, disk_is_full
+
+Tree = Any
+Leaves = dict[str, np.ndarray]  # by their path, `header.kernel`
+Manifest = dict[str, Any]
+
+FORMAT = 2
+MAX_MANIFEST_BYTES = 256 * 2**20
+NAME = re.compile(r"round-(\d{6,8})(\.json)?")
+
+
+def read_manifest(path: Path) -> Manifest:
+    """A manifest that is as it was written; `ValueError` says what is wrong with any other."""
+    if path.stat().st_size > MAX_MANIFEST_BYTES:
+        raise ValueError(f"{path.name} is larger than any manifest")
+    try:
+        outer = json.loads(path.read_bytes())
+        manifest = outer["manifest"]
+        if outer != json.loads(signed(manifest)):
+            raise ValueError
+        version = manifest["format"]
+        own = all(part_of(name) in manifest["parts"] and ".." not in Path(name).parts for name in manifest["files"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"{path.name} is damaged") from None
+    if version != FORMAT:
+        raise ValueError(f"{path.name} has format {version}; this version reads format {FORMAT}")
+    if not own:
+        raise ValueError(f"{path.name} names files that are not its own")
+    return manifest
+
+
+def signed(manifest: Manifest) -> bytes:
+    """A manifest with its own digest, as it is written."""
+    text = json.dumps(manifest, sort_keys=True)
+    return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "manifest": manifest}).encode()
+
+
+def name_of(number: int) -> str:
+    """The folder of a round."""
+    return f"round-{number:06d}"
+
+
+def part_of(name: str) -> int | None:
+    """The round that a file or folder belongs to."""
+    match = NAME.fullmatch(name.split("/")[0])
+    return int(match[1]) if match else None
+
+
+def digest_of(path: Path, flush: bool = False) -> str:
+    """The sha256 of a file, which is on disk for good if `flush`."""
+    with open(path, "rb") as file:
+        if flush:
+            os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def reserve(folder: Path, num_bytes: int) -> None:
+    """Raises where there is no space for this much (and what comes with it), which Orbax would tell in many words."""
+    path = folder / f".space.{os.getpid()}"
+    try:
+        with path.open("wb") as file:
+            if hasattr(os, "posix_fallocate"):  # also sees quotas
+                os.posix_fallocate(file.fileno(), 0, num_bytes + num_bytes // 50 + 2**18)
+    except OSError as error:
+        if disk_is_full(error):
+            raise
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Removes a folder, whole or half-written."""
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(path.with_name(f"{path.name}.orbax-checkpoint-tmp"), ignore_errors=True)
+
+
+# ---------------------------------------------------------------------------------------------- trees and Orbax
+
+
+def named(tree: Tree) -> Leaves:
+    """The leaves of a tree by their path, as numpy arrays of their own (the tree's may be changed or donated)."""
+    return {name: np.array(leaf) for name, leaf in by_path(tree).items()}
+
+
+def by_path(tree: Tree) -> dict[str, Any]:
+    """The leaves of a tree by their path."""
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in paths}
+
+
+def fitted(template: Tree, leaves: Leaves, rows: int | None = None) -> Tree:
+    """Leaves by path as a tree like `template` (with `rows` in front); raises where they do not fit."""
+    front = () if rows is None else (rows,)
+    expected = {name: ((*front, *np.shape(leaf)), leaf.dtype) for name, leaf in by_path(template).items()}
+    found = {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
+    if found != {name: entry for name, entry in expected.items() if 0 not in entry[0]}:
+        raise PfedafmError(f"the checkpoint was written for other networks; {START_OVER}")
+    empty = {name: np.zeros(*entry) for name, entry in expected.items() if 0 in entry[0]}
+    return jax.tree.unflatten(jax.tree.structure(template), [{**leaves, **empty}[name] for name in expected])
+
+
+def filled(leaves: Leaves) -> Leaves:
+    """Without arrays of size zero, which Orbax does not take."""
+    return {name: leaf for name, leaf in leaves.items() if leaf.size}
+
+
+def _orbax() -> Any:
+    import orbax.checkpoint as ocp  # here, because it takes a while and `--help` needs none of it
+
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax tells of every folder; its errors are raised as well
+    return ocp
+
+
+@contextlib.contextmanager
+def _plain(folder: Path) -> Iterator[Path]:
+    """The folder by a path that Orbax does not take for a pattern, as it does with brackets."""
+    if not glob.has_magic(str(folder)):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as place:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        (Path(place) / "link").symlink_to(folder.parent)
+        yield Path(place) / "link" / folder.name
+
+
+def write_tree(folder: Path, tree: Tree) -> None:
+    """Writes a tree of arrays."""
+    ocp = _orbax()
+    with _plain(folder) as path, ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        checkpointer.save(path, args=ocp.args.StandardSave(tree))
+
+
+def read_tree(folder: Path) -> Any:
+    """A tree as numpy arrays, however many devices and processes it was written by."""
+    ocp = _orbax()
+    with _plain(folder) as path, ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        found = checkpointer.metadata(path).item_metadata.tree
+        plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), found)
+        return checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=plain))
+
+
+def read_clients(folder: Path) -> Iterator[tuple[int, Tree]]:
+    """Groups of clients in a folder: group → `clients` and `states` by path, one row a client."""
+    for block in sorted((folder / "clients").glob("*"), key=lambda path: int(path.name)):
+        for group, rows in sorted(read_tree(block).items()):
+            yield int(group), rows
