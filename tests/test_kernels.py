@@ -1,5 +1,6 @@
 """The native operations and XLA's: against plain convolutions and numpy, under every map, and how they are built."""
 
+import dataclasses
 import os
 import stat
 import subprocess
@@ -13,10 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from marks import slow_but
+from small import METHODS
 
-from pfedafm_jax import kernels
+from pfedafm_jax import engine, kernels
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.kernels import build, conv_pool, sgd
+from pfedafm_jax.reference import plain
 
 FORMS = ("native", "xla")
 
@@ -282,6 +286,26 @@ def test_other_numbers_are_no_other_program(form):
 
     results = [float(step(rate, clip)[0]) for rate, clip in ((0.1, 50.0), (0.2, 50.0), (0.1, np.inf))]
     assert results == pytest.approx([0.9, 0.8, 0.9]) and len(traces) == 1
+
+
+# ---------------------------------------------------------------------------------------------- in the engine
+
+
+@pytest.mark.parametrize("method", slow_but(("pfedafm",), METHODS))
+def test_the_engine_is_the_plain_loop_with_both_forms(method, config, dataset, partition):
+    found = {}
+    for name in FORMS:
+        with kernels.using(name):
+            programs = engine.build(dataclasses.replace(config, method=method), dataset, partition)
+            for loop in (engine, plain):
+                state = engine.start(programs)
+                for t in (1, 2):
+                    state, _ = loop.run_round(programs, state, t)
+                clients = [state.store.state(client) for client in range(config.num_clients)]
+                found[name, loop] = clients, jax.device_get(state.server), loop.evaluate(programs, state)
+    for other in found.values():
+        chex.assert_trees_all_close(found["native", engine][:2], other[:2], rtol=2e-3, atol=2e-4)
+        chex.assert_trees_all_close(found["native", engine][2], other[2], atol=0.21)  # one of five images
 
 
 # ---------------------------------------------------------------------------------------------- building
