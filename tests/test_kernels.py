@@ -86,10 +86,10 @@ def test_the_layer_equals_a_plain_convolution(form, shape):
                                 rtol=1e-3, atol=1e-3)  # fmt: skip
 
 
-def test_fifty_random_layers_equal_plain_convolutions():
+def test_random_layers_equal_plain_convolutions():
     rng = np.random.default_rng(1)
     with kernels.using("native"):
-        for seed in range(50):
+        for seed in range(12):
             height, width = 2 * rng.integers(3, 12, 2)
             inputs = random_layer(height, width, *rng.integers(1, 40, 2), batch=int(rng.integers(1, 5)), seed=seed)
             out, pull = jax.vjp(conv_pool, *inputs)
@@ -291,7 +291,7 @@ def test_other_numbers_are_no_other_program(form):
 # ---------------------------------------------------------------------------------------------- in the engine
 
 
-@pytest.mark.parametrize("method", slow_but(("pfedafm",), METHODS))
+@pytest.mark.parametrize("method", slow_but(("fedproto",), METHODS))
 def test_the_engine_is_the_plain_loop_with_both_forms(method, config, dataset, partition):
     found = {}
     for name in FORMS:
