@@ -1,7 +1,10 @@
-"""What both benchmarks share: the work handed to every contender, contenders in processes of their own, numbers in words.
+"""What both benchmarks share: the work handed to every contender, contenders in processes of their
+own, numbers in words.
 
-Every contender runs in a process of its own, so that thread pools, devices and memory of one do not touch another. The
-benchmark drives them through pipes, in turns: a machine that slows down for a while slows all of them alike.
+Every contender runs in a process of its own, so that thread pools, devices and memory of one do not
+touch another. The
+benchmark drives them through pipes, in turns: a machine that slows down for a while slows all of
+them alike.
 """
 
 import json
@@ -31,7 +34,7 @@ console = Console(highlight=False, soft_wrap=False)
 progress = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
-# ---------------------------------------------------------------------------------------------- the work
+# ----------------------------------------------------------------------------------------- the work
 
 
 @dataclass(frozen=True)
@@ -67,20 +70,34 @@ class Work:
             labels=np.load(folder / "labels.npy"),
             **{**own, "mean": tuple(own["mean"]), "std": tuple(own["std"])},
         )
-        return cls(updated(Config(), about["config"]), dataset, Partition.load(folder / "partition.npz"))
+        return cls(
+            updated(Config(), about["config"]), dataset, Partition.load(folder / "partition.npz")
+        )
 
 
-# ---------------------------------------------------------------------------------------------- processes
+# ---------------------------------------------------------------------------------------- processes
 
 
 class Contender:
     """A contender in a process of its own; a call sends one command and waits for its answer."""
 
-    def __init__(self, kind: str, folder: Path, environment: dict[str, str] | None = None, **options: Any):
+    def __init__(
+        self, kind: str, folder: Path, environment: dict[str, str] | None = None, **options: Any
+    ):
         self.kind = kind
-        command = [sys.executable, str(Path(__file__).parent / "worker.py"), kind, str(folder), json.dumps(options)]
+        command = [
+            sys.executable,
+            str(Path(__file__).parent / "worker.py"),
+            kind,
+            str(folder),
+            json.dumps(options),
+        ]
         self.process = subprocess.Popen(
-            command, env=child_environment(environment), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command,
+            env=child_environment(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def __call__(self, command: str, **arguments: Any) -> Any:
@@ -93,7 +110,9 @@ class Contender:
         except BrokenPipeError:
             line = ""
         if not line:
-            raise PfedafmError(f"{self.kind} ended with code {self.process.wait()} during {command!r}")
+            raise PfedafmError(
+                f"{self.kind} ended with code {self.process.wait()} during {command!r}"
+            )
         answer = json.loads(line)
         if "error" in answer:
             raise PfedafmError(f"{self.kind}: {answer['error']}")
@@ -119,7 +138,7 @@ def child_environment(changes: dict[str, str] | None = None) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, **(changes or {})}
 
 
-# ---------------------------------------------------------------------------------------------- numbers
+# ------------------------------------------------------------------------------------------ numbers
 
 
 def spread(values: Sequence[float]) -> dict[str, Any] | None:
@@ -144,7 +163,7 @@ def text(value: float | None, digits: int = 2, unit: str = "") -> str:
     return "–" if value is None else f"{value:.{digits}f}{unit}"
 
 
-# ---------------------------------------------------------------------------------------------- surroundings
+# ------------------------------------------------------------------------------------- surroundings
 
 
 def machine() -> dict[str, Any]:
@@ -155,7 +174,10 @@ def machine() -> dict[str, Any]:
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in ("pfedafm-jax", "jax", "jaxlib", "flax", "numpy", "torch")},
+        "versions": {
+            name: _version(name)
+            for name in ("pfedafm-jax", "jax", "jaxlib", "flax", "numpy", "torch")
+        },
         "commit": _commit(),
         "load_at_start": round(os.getloadavg()[0], 2),
     }
@@ -180,28 +202,35 @@ def _commit() -> str | None:
         return None
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True
+        ).stdout.strip()
 
     commit = git("rev-parse", "--short", "HEAD")
     return f"{commit} with changes" if commit and git("status", "--porcelain") else commit or None
 
 
 class Others:
-    """How much of the machine went to others since it was made; ask when all own processes have ended."""
+    """How much of the machine went to others since it was made; ask when all own processes have
+    ended."""
 
     def __init__(self):
         self.begin, self.start = self._now(), time.perf_counter()
 
     @staticmethod
     def _now() -> tuple[float, float, float] | None:
-        """Seconds all cores were busy, taken by the host, and used by this process and its ended children."""
+        """Seconds all cores were busy, taken by the host, and used by this process and its ended
+        children."""
         try:
             user, nice, system, _, _, irq, softirq, steal = map(
                 int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
             )
         except (OSError, ValueError):
             return None
-        own = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        own = sum(
+            sum(resource.getrusage(who)[:2])
+            for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        )
         ticks = os.sysconf("SC_CLK_TCK")
         return (user + nice + system + irq + softirq) / ticks, steal / ticks, own
 
@@ -212,7 +241,10 @@ class Others:
             return None
         busy, steal, own = (after - before for after, before in zip(end, self.begin, strict=True))
         total = (time.perf_counter() - self.start) * (os.cpu_count() or 1)
-        return {"cpu_share": round(max(0.0, busy - own) / total, 4), "steal_share": round(steal / total, 4)}
+        return {
+            "cpu_share": round(max(0.0, busy - own) / total, 4),
+            "steal_share": round(steal / total, 4),
+        }
 
 
 def writable(path: str | None, setting: str) -> Path | None:
@@ -227,7 +259,9 @@ def writable(path: str | None, setting: str) -> Path | None:
         with file.open("a"):
             pass
     except OSError as error:
-        raise PfedafmError(f"{setting} = {path!r} cannot be written ({error.strerror or error})") from error
+        raise PfedafmError(
+            f"{setting} = {path!r} cannot be written ({error.strerror or error})"
+        ) from error
     return file
 
 
@@ -238,7 +272,9 @@ def numbers(value: str, setting: str, least: int = 1) -> list[int]:
     except ValueError:
         found = []
     if not found or min(found) < least:
-        raise PfedafmError(f"{setting} = {value!r} cannot be used; accepted: whole numbers from {least} on, like 1,2,4")
+        raise PfedafmError(
+            f"{setting} = {value!r} cannot be used; accepted: whole numbers from {least} on, like 1,2,4"
+        )
     return found
 
 

@@ -1,4 +1,5 @@
-"""The engine as a contender, driven through `worker.py`: a round, its FLOPs, and the limit of the machine."""
+"""The engine as a contender, driven through `worker.py`: a round, its FLOPs, and the limit of the
+machine."""
 
 import resource
 import time
@@ -60,7 +61,9 @@ class Engine:
 
     def round(self, number: int, participants: Sequence[int]) -> dict[str, Any]:
         """One round of these participants."""
-        seconds, (self.state, result) = timed(lambda: run_round(self.programs, self.state, number, participants))
+        seconds, (self.state, result) = timed(
+            lambda: run_round(self.programs, self.state, number, participants)
+        )
         return {"seconds": seconds, **means(result.info, self.programs.predictions[0])}
 
     def flops(self, participants: Sequence[int]) -> float:
@@ -71,7 +74,10 @@ class Engine:
         """Float32 matrix products on all devices at once: the best of some sizes and repeats."""
         if not self._products:
             self._products = [square_product(self.programs.devices, size) for size in sizes]
-        return max(flops / min(timed(run)[0] for _ in range(repeats)) / 1e9 for run, flops in self._products)
+        return max(
+            flops / min(timed(run)[0] for _ in range(repeats)) / 1e9
+            for run, flops in self._products
+        )
 
 
 def square_product(devices: Devices, size: int) -> tuple[Callable[[], Any], float]:
@@ -87,7 +93,8 @@ def square_product(devices: Devices, size: int) -> tuple[Callable[[], Any], floa
 
 
 class ScalingPoint(Engine):
-    """One point of the scaling curves: another number of clients, participants, epochs or devices."""
+    """One point of the scaling curves: another number of clients, participants, epochs or
+    devices."""
 
     def __init__(self, work: Work, settings: dict[str, Any]):
         work = replace(work, config=updated(work.config, settings))
@@ -95,16 +102,20 @@ class ScalingPoint(Engine):
 
     def prepare(self, batch_size: int) -> dict[str, Any]:
         report = super().prepare(batch_size)
-        self.peak_before = peak_memory()  # compiling counts in the whole peak, not in that of the rounds
+        self.peak_before = (
+            peak_memory()
+        )  # compiling counts in the whole peak, not in that of the rounds
         self.peak_reset = reset_peak_memory()
         return report
 
     def numbered_round(self, number: int) -> dict[str, Any]:
-        """A round of participants spread evenly over the architectures, so that every point has the same mixture."""
+        """A round of participants spread evenly over the architectures, so that every point has the
+        same mixture."""
         return self.round(number, even_draw(self.config, number))
 
     def memory(self) -> dict[str, Any]:
-        """Bytes: the process at its peak and since `prepare`, arrays on the devices, the clients' store."""
+        """Bytes: the process at its peak and since `prepare`, arrays on the devices, the clients'
+        store."""
         store = self.state.store
         return {
             "peak_bytes": max(self.peak_before, peak_memory()),
@@ -117,12 +128,17 @@ class ScalingPoint(Engine):
 
 
 def shared_rows(work: Work, train: int = 480, test: int = 120) -> Partition:
-    """A split in which every client has the same number of images, whatever their number: clients share rows."""
+    """A split in which every client has the same number of images, whatever their number: clients
+    share rows."""
     config, available = work.config, len(work.dataset.images)
     train, test = min(train, 4 * available // 5), min(test, available // 5)
     parts: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     for client in range(config.num_clients):
-        order = np.random.default_rng([config.seed, client]).permutation(available)[: train + test].astype(np.int32)
+        order = (
+            np.random.default_rng([config.seed, client])
+            .permutation(available)[: train + test]
+            .astype(np.int32)
+        )
         parts[0].append(np.sort(order[:train]))
         parts[1].append(np.sort(order[train:]))
     none = tuple(np.zeros(0, np.int32) for _ in range(config.num_clients))
@@ -133,8 +149,16 @@ def even_draw(config: Config, number: int) -> list[int]:
     """K clients of a round, as evenly as can be from every architecture."""
     groups = len(config.architectures)
     generator = np.random.default_rng([config.seed, number])
-    orders = [generator.permutation(np.arange(group, config.num_clients, groups)) for group in range(groups)]
-    dealt = [int(order[place]) for place in range(len(orders[0])) for order in orders if place < len(order)]
+    orders = [
+        generator.permutation(np.arange(group, config.num_clients, groups))
+        for group in range(groups)
+    ]
+    dealt = [
+        int(order[place])
+        for place in range(len(orders[0]))
+        for order in orders
+        if place < len(order)
+    ]
     return dealt[: config.num_participants]
 
 

@@ -20,13 +20,16 @@ def measure_methods(
 ) -> dict[str, Any]:
     """Seconds and FLOPs of one and the same round by every method.
 
-    Standalone runs in turns with each of them, so that a method's seconds over Standalone's come from the same minutes.
+    Standalone runs in turns with each of them, so that a method's seconds over Standalone's come
+    from the same minutes.
     """
     names = chosen_methods(methods)
     for name in names:
         find_method(name)
     dataset = load_data(config, data_dir, progress.print)
-    participants = draw_participants(config.seed, 1, config.num_clients, config.num_participants).tolist()
+    participants = draw_participants(
+        config.seed, 1, config.num_clients, config.num_participants
+    ).tolist()
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="pfedafm-methods-") as name:
         folder = Path(name)
@@ -46,7 +49,12 @@ def measure_methods(
 
 
 def _measure(
-    method: str, base: Contender, folder: Path, batch_size: int, participants: list[int], repeats: int
+    method: str,
+    base: Contender,
+    folder: Path,
+    batch_size: int,
+    participants: list[int],
+    repeats: int,
 ) -> dict[str, Any]:
     ours = base if method == BASE else Contender("ours", folder, method=method)
     times: dict[str, list[float]] = {"base": [], "ours": []}
@@ -63,7 +71,9 @@ def _measure(
         if ours is not base:
             ours.close()
     spreads = {name: spread(values) for name, values in times.items()}
-    medians = {name: None if numbers is None else numbers["median"] for name, numbers in spreads.items()}
+    medians = {
+        name: None if numbers is None else numbers["median"] for name, numbers in spreads.items()
+    }
     return {
         "round_seconds": medians["ours"],
         "flops": flops,

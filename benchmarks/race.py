@@ -1,7 +1,10 @@
-"""The measurements of `speed.py`: contenders in turns on the same rounds, and the time from start to the first round.
+"""The measurements of `speed.py`: contenders in turns on the same rounds, and the time from start
+to the first round.
 
-Rounds differ in work, as participants differ in model and samples. So that they compare, each repeat's
-seconds are scaled to a round of mean work by its FLOPs: `seconds · mean FLOPs / FLOPs of this repeat`.
+Rounds differ in work, as participants differ in model and samples. So that they compare, each
+repeat's
+seconds are scaled to a round of mean work by its FLOPs: `seconds · mean FLOPs / FLOPs of this
+repeat`.
 """
 
 import subprocess
@@ -61,21 +64,24 @@ class Race:
             contender.close()
 
     def start(self, name: str) -> Contender:
-        """The contender's process; the engine's has a cache of its own, since its time to compile is reported."""
+        """The contender's process; the engine's has a cache of its own, since its time to compile
+        is reported."""
         if name not in self.contenders:
             environment = cache_environment(self.cache) if name == "ours" else {}
             self.contenders[name] = Contender(name, self.folder, environment)
         return self.contenders[name]
 
     def prepare(self, name: str, batch_size: int) -> dict[str, Any]:
-        """Everything before the clock: data, compilation, a warm-up with the clients of the timed rounds."""
+        """Everything before the clock: data, compilation, a warm-up with the clients of the timed
+        rounds."""
         prepared = self.start(name)("prepare", batch_size=batch_size)
         for draw in self.draws[: self.plan.repeats[name]]:
             self.start(name)("round", number=0, participants=draw)
         return prepared
 
     def batch(self, batch_size: int, say: Callable[[str], None]) -> dict[str, Any]:
-        """Seconds a round of every contender at this batch size, in turns, and the limit of the machine."""
+        """Seconds a round of every contender at this batch size, in turns, and the limit of the
+        machine."""
         prepared: dict[str, Any] = {}
         for name in self.names:
             say(f"batch {batch_size}: preparing {LABELS[name]}")
@@ -89,7 +95,9 @@ class Race:
             place = repeat % len(self.draws)
             for name in self.names:
                 if repeat < self.plan.repeats[name]:
-                    answer = self.start(name)("round", number=repeat + 1, participants=self.draws[place])
+                    answer = self.start(name)(
+                        "round", number=repeat + 1, participants=self.draws[place]
+                    )
                     answer["scaled"] = answer["seconds"] * float(np.mean(flops)) / flops[place]
                     runs[name].append(answer)
             limits.append(ours("matmul_gflops"))
@@ -98,7 +106,9 @@ class Race:
         return {**results, "compile_seconds": compile_seconds, "settings": prepared}
 
 
-def summary(runs: dict[str, list[dict[str, Any]]], mean_flops: float, limit: float) -> dict[str, Any]:
+def summary(
+    runs: dict[str, list[dict[str, Any]]], mean_flops: float, limit: float
+) -> dict[str, Any]:
     """Numbers of one batch size; what was not measured is null."""
     spreads = {name: spread([run["scaled"] for run in runs.get(name, [])]) for name in LABELS}
     seconds = {name: None if found is None else found["median"] for name, found in spreads.items()}
@@ -113,20 +123,24 @@ def summary(runs: dict[str, list[dict[str, Any]]], mean_flops: float, limit: flo
         "peak_fraction": ratio(achieved, limit),
         "spread": spreads,
         "loss": {name: [round(run["loss"], 4) for run in found] for name, found in runs.items()},
-        "accuracy": {name: [round(run["accuracy"], 4) for run in found] for name, found in runs.items()},
+        "accuracy": {
+            name: [round(run["accuracy"], 4) for run in found] for name, found in runs.items()
+        },
     }
 
 
-# ------------------------------------------------------------------------------------- from start to round one
+# -------------------------------------------------------------------------- from start to round one
 
 
 def cache_environment(folder: Path) -> dict[str, str]:
-    """Makes a process keep compiled programs and native code in this folder instead of the user's."""
+    """Makes a process keep compiled programs and native code in this folder instead of the
+    user's."""
     return {"XDG_CACHE_HOME": str(folder)}
 
 
 def start_times(config: Config, folder: Path, data_dir: str | None) -> dict[str, Any]:
-    """Seconds from the start of `experiments/run.py` to the end of its first round, native code to be built or not."""
+    """Seconds from the start of `experiments/run.py` to the end of its first round, native code to
+    be built or not."""
     cache = folder / "start"
     names = ("start_cold_seconds", "start_warm_seconds")
     return {name: round(_first_round(config, folder / name, cache, data_dir), 2) for name in names}
@@ -159,5 +173,7 @@ def _first_round(config: Config, run_dir: Path, cache: Path, data_dir: str | Non
                 seconds = time.perf_counter() - start
                 process.kill()
     if seconds is None:
-        raise PfedafmError(f"experiments/run.py did not finish its first round:\n{''.join(lines[-5:])}")
+        raise PfedafmError(
+            f"experiments/run.py did not finish its first round:\n{''.join(lines[-5:])}"
+        )
     return seconds

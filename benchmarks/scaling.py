@@ -1,8 +1,9 @@
-"""How cost grows: `python benchmarks/scaling.py` measures seconds a round and memory against the number of clients (N),
-participants (K), local epochs (E) and devices, and draws them.
+"""How cost grows: `python benchmarks/scaling.py` measures seconds a round and memory against the
+number of clients (N), participants (K), local epochs (E) and devices, and draws them.
 
-Every point is a process of its own, so its peak of memory is its own. The points of one curve run in turns. All clients
-have 480 training and 120 test images, whatever their number (they share them), and every round has the same mixture of
+Every point is a process of its own, so its peak of memory is its own. The points of one curve run
+in turns. All clients have 480 training and 120 test images, whatever their number (they share
+them), and every round has the same mixture of
 architectures: so only what is on the axis changes.
 """
 
@@ -40,7 +41,12 @@ from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import load_data
 
-TITLES = {"N": "clients, N", "K": "participants a round, K", "E": "local epochs, E", "devices": "devices"}
+TITLES = {
+    "N": "clients, N",
+    "K": "participants a round, K",
+    "E": "local epochs, E",
+    "devices": "devices",
+}
 MEGABYTE = 2**20
 
 
@@ -49,9 +55,18 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks/scaling.py", description=(__doc__ or "").split("\n\n")[0],
                                      allow_abbrev=False)  # fmt: skip
     add = parser.add_argument
-    add("--quick", action="store_true", help="a few minutes: two architectures, fewer points and repeats")
+    add(
+        "--quick",
+        action="store_true",
+        help="a few minutes: two architectures, fewer points and repeats",
+    )
     add("--json", metavar="FILE", help="write the numbers")
-    add("--plot", metavar="FILE", default="runs/benchmarks/scaling.png", help="the picture (%(default)s)")
+    add(
+        "--plot",
+        metavar="FILE",
+        default="runs/benchmarks/scaling.png",
+        help="the picture (%(default)s)",
+    )
     add("--series", default="N,K,E,devices", metavar="A,B", help="which curves (%(default)s)")
     add("--clients", default="100,1000,10000", metavar="N,…", help="(%(default)s)")
     add("--participants", metavar="K,…", help="(5,10,20,40; quick: 5,10,20)")
@@ -66,7 +81,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def base_config(options: argparse.Namespace) -> Config:
-    """The point that every curve goes through: N = 100, K = 10, E = 1, the engine's own number of devices."""
+    """The point that every curve goes through: N = 100, K = 10, E = 1, the engine's own number of
+    devices."""
     chosen = options.architectures or ("cnn1,cnn5" if options.quick else "cnn1,cnn2,cnn3,cnn4,cnn5")
     return Config(
         dataset="synthetic",
@@ -89,11 +105,15 @@ def series_of(options: argparse.Namespace, base: Config) -> dict[str, dict[int, 
     if options.repeats is not None and options.repeats < 1:
         raise PfedafmError(f"repeats = {options.repeats} cannot be used; accepted: 1 or more")
     clients = numbers(options.clients, "clients")
-    participants = numbers(options.participants or ("5,10,20" if options.quick else "5,10,20,40"), "participants")
+    participants = numbers(
+        options.participants or ("5,10,20" if options.quick else "5,10,20,40"), "participants"
+    )
     epochs = numbers(options.epochs or ("1,2" if options.quick else "1,2,4"), "epochs")
     fewest = base.num_participants
     if min(clients) < fewest or max(participants) > base.num_clients:
-        raise PfedafmError(f"clients must be {fewest} or more, participants at most {base.num_clients}")
+        raise PfedafmError(
+            f"clients must be {fewest} or more, participants at most {base.num_clients}"
+        )
     found: dict[str, dict[int, dict[str, Any]]] = {
         "N": {n: {"num_clients": n, "participation": base.num_participants / n} for n in clients},
         "K": {k: {"participation": k / base.num_clients} for k in participants},
@@ -106,7 +126,9 @@ def series_of(options: argparse.Namespace, base: Config) -> dict[str, dict[int, 
     return {name: found[name] for name in wanted}
 
 
-def measure_series(folder: Path, points: dict[int, dict[str, Any]], batch_size: int, repeats: int) -> list[dict]:
+def measure_series(
+    folder: Path, points: dict[int, dict[str, Any]], batch_size: int, repeats: int
+) -> list[dict]:
     """One curve: its points prepared one after the other, then timed in turns."""
     contenders: dict[int, Contender] = {}
     reports: dict[int, dict[str, Any]] = {}
@@ -133,21 +155,39 @@ def measure_series(folder: Path, points: dict[int, dict[str, Any]], batch_size: 
         found = spread(seconds[value])
         assert found is not None
         rows.append(
-            {"value": value, "round_seconds": found["median"], "spread": found, **reports[value], **memory[value]}
+            {
+                "value": value,
+                "round_seconds": found["median"],
+                "spread": found,
+                **reports[value],
+                **memory[value],
+            }
         )
     return rows
 
 
-# ---------------------------------------------------------------------------------------------- for people
+# --------------------------------------------------------------------------------------- for people
 
 
 def print_series(name: str, rows: list[dict[str, Any]]) -> None:
     """One curve as a table at 80 columns."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in (name, "seconds", "least–most", "× first", "peak MB", "rounds", "devices", "store MB", ""):
+    for column in (
+        name,
+        "seconds",
+        "least–most",
+        "× first",
+        "peak MB",
+        "rounds",
+        "devices",
+        "store MB",
+        "",
+    ):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        in_rounds = None if row["rounds_peak_bytes"] is None else row["rounds_peak_bytes"] / MEGABYTE
+        in_rounds = (
+            None if row["rounds_peak_bytes"] is None else row["rounds_peak_bytes"] / MEGABYTE
+        )
         table.add_row(
             f"{row['value']:,}",
             text(row["round_seconds"]),
@@ -180,7 +220,9 @@ def draw(series: dict[str, list[dict[str, Any]]], title: str) -> Figure:
         middle = np.array([row["round_seconds"] for row in rows])
         low = middle - [row["spread"]["min"] for row in rows]
         high = np.array([row["spread"]["max"] for row in rows]) - middle
-        upper.errorbar(places, middle, yerr=[low, high], fmt="o-", color=plots.BLUE, linewidth=1.4, capsize=2)
+        upper.errorbar(
+            places, middle, yerr=[low, high], fmt="o-", color=plots.BLUE, linewidth=1.4, capsize=2
+        )
         kinds = (
             ("peak_bytes", plots.ORANGE, "peak of the process"),
             ("rounds_peak_bytes", plots.BLUE, "peak during rounds"),

@@ -1,9 +1,10 @@
-"""How fast is a round? `python benchmarks/speed.py` runs everything side by side on the same work, in one run:
+"""How fast is a round? `python benchmarks/speed.py` runs everything side by side on the same work,
+in one run:
 
-this engine; the same with XLA's kernels instead of native ones; PyTorch with one process a core, the frozen features
-cached, the fastest layout and SGD; a careful PyTorch loop on all cores; one in the manner of the released code; and the
-limit of the machine. `--quick` takes a few minutes. PyTorch comes with `pip install -e '.[bench]'`; without it the rest
-still runs.
+this engine; the same with XLA's kernels instead of native ones; PyTorch with one process a core,
+the frozen features cached, the fastest layout and SGD; a careful PyTorch loop on all cores; one in
+the manner of the released code; and the limit of the machine. `--quick` takes a few minutes.
+PyTorch comes with `pip install -e '.[bench]'`; without it the rest still runs.
 """
 
 import argparse
@@ -17,7 +18,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import Others, Work, console, machine, numbers, progress, ratio, text, writable, write_json
+from common import (
+    Others,
+    Work,
+    console,
+    machine,
+    numbers,
+    progress,
+    ratio,
+    text,
+    writable,
+    write_json,
+)
 from matplotlib.figure import Figure
 from race import FULL, LABELS, QUICK, TORCH, Race, start_times
 from rich.table import Table
@@ -29,7 +41,9 @@ from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import load_data, split
 
 QUIET = 0.03  # of all cores taken by others: above it the numbers are not to be trusted
-COLOURS = dict(zip(LABELS, (plots.BLUE, "#8fb3dc", plots.ORANGE, "#d9a066", "#b0413e"), strict=True))
+COLOURS = dict(
+    zip(LABELS, (plots.BLUE, "#8fb3dc", plots.ORANGE, "#d9a066", "#b0413e"), strict=True)
+)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -38,19 +52,42 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
                                      allow_abbrev=False)  # fmt: skip
     add = parser.add_argument
     add("--quick", action="store_true", help="everything in a few minutes: E = 1, fewer repeats")
-    add("--methods", nargs="?", const="all", metavar="A,B", help="instead: methods, the engine beside the plain loop")
+    add(
+        "--methods",
+        nargs="?",
+        const="all",
+        metavar="A,B",
+        help="instead: methods, the engine beside the plain loop",
+    )
     add("--json", metavar="FILE", help="write the numbers")
-    add("--plot", metavar="FILE", default="runs/benchmarks/speed.png", help="the bar chart (%(default)s)")
-    add("--data", default="synthetic", choices=("synthetic", "cifar10"), help="generated images, or CIFAR-10")
+    add(
+        "--plot",
+        metavar="FILE",
+        default="runs/benchmarks/speed.png",
+        help="the bar chart (%(default)s)",
+    )
+    add(
+        "--data",
+        default="synthetic",
+        choices=("synthetic", "cifar10"),
+        help="generated images, or CIFAR-10",
+    )
     add("--data-dir", metavar="DIR", help="folder or archive with CIFAR-10")
     add("--epochs", type=int, metavar="E", help="local epochs (2; quick: 1)")
     add("--batch-sizes", default="64,512", metavar="A,B", help="(%(default)s)")
-    add("--repeats", type=int, metavar="R", help="repeats of every contender (5 or 3; quick: 3 to 1)")
+    add(
+        "--repeats",
+        type=int,
+        metavar="R",
+        help="repeats of every contender (5 or 3; quick: 3 to 1)",
+    )
     add("--clients", type=int, default=100, metavar="N", help="(%(default)s)")
     add("--participants", type=int, default=10, metavar="K", help="(%(default)s)")
     add("--samples", type=int, default=60_000, help="generated images (%(default)s)")
     add("--architectures", default="cnn1,cnn2,cnn3,cnn4,cnn5", metavar="A,B", help="(%(default)s)")
-    add("--without", default="", metavar="A,B", help=f"leave out some of {', '.join(LABELS)}, start")
+    add(
+        "--without", default="", metavar="A,B", help=f"leave out some of {', '.join(LABELS)}, start"
+    )
     add("--seed", type=int, default=0)
     return parser.parse_args(argv)
 
@@ -58,10 +95,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def settings(options: argparse.Namespace) -> Config:
     """The run's settings, checked."""
     if options.participants > options.clients or min(options.participants, options.clients) < 1:
-        raise PfedafmError(f"participants = {options.participants} cannot be used; accepted: 1 to {options.clients}")
+        raise PfedafmError(
+            f"participants = {options.participants} cannot be used; accepted: 1 to {options.clients}"
+        )
     for name in ("repeats", "epochs"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise PfedafmError(f"{name} = {getattr(options, name)} cannot be used; accepted: 1 or more")
+            raise PfedafmError(
+                f"{name} = {getattr(options, name)} cannot be used; accepted: 1 or more"
+            )
     return Config(
         dataset=options.data,
         synthetic_samples=options.samples,
@@ -79,14 +120,20 @@ def chosen(without: str) -> list[str]:
     left_out = [name for name in without.split(",") if name]
     for name in left_out:
         if name not in names or name == "ours":
-            raise PfedafmError(f"without = {name!r} cannot be used; accepted: {known(name, names[1:])}")
+            raise PfedafmError(
+                f"without = {name!r} cannot be used; accepted: {known(name, names[1:])}"
+            )
     if importlib.util.find_spec("torch") is None:
-        progress.print("PyTorch is not installed (pip install -e '.[bench]'): its loops are left out")
+        progress.print(
+            "PyTorch is not installed (pip install -e '.[bench]'): its loops are left out"
+        )
         left_out += TORCH
     return [name for name in names if name not in left_out]
 
 
-def measure(options: argparse.Namespace, config: Config, batch_sizes: list[int], names: list[str]) -> dict[str, Any]:
+def measure(
+    options: argparse.Namespace, config: Config, batch_sizes: list[int], names: list[str]
+) -> dict[str, Any]:
     """The whole run, as the JSON has it."""
     plan = QUICK if options.quick else FULL
     if options.repeats:
@@ -106,7 +153,9 @@ def measure(options: argparse.Namespace, config: Config, batch_sizes: list[int],
         start = None
         if "start" in names:
             say("from start to round one, with an empty and a filled cache")
-            start = start_times(replace(config, batch_size=batch_sizes[0]), folder, options.data_dir)
+            start = start_times(
+                replace(config, batch_size=batch_sizes[0]), folder, options.data_dir
+            )
         with Race(config, folder / "work", plan, folder / "cache", names) as race:
             for batch_size in batch_sizes:
                 results[str(batch_size)] = race.batch(batch_size, say)
@@ -123,7 +172,7 @@ def measure(options: argparse.Namespace, config: Config, batch_sizes: list[int],
     return results
 
 
-# ---------------------------------------------------------------------------------------------- for people
+# --------------------------------------------------------------------------------------- for people
 
 
 def print_results(results: dict[str, Any], batch_sizes: list[int]) -> None:
@@ -142,7 +191,11 @@ def print_results(results: dict[str, Any], batch_sizes: list[int]) -> None:
         cells = []
         for batch_size in batch_sizes:
             found = results[str(batch_size)]["spread"][name]
-            times = None if found is None else ratio(found["median"], results[str(batch_size)]["ours_round_seconds"])
+            times = (
+                None
+                if found is None
+                else ratio(found["median"], results[str(batch_size)]["ours_round_seconds"])
+            )
             digits = 2 if found is None or found["min"] < 10 else 1
             cells += (
                 ["–", "", ""]
@@ -159,8 +212,12 @@ def print_results(results: dict[str, Any], batch_sizes: list[int]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(style="bold")
     for size, found in ((size, results[str(size)]) for size in batch_sizes):
-        table.add_row(f"batch {size}: matrix products, all cores", f"{found['peak_gflops']:.0f} GFLOP/s")
-        table.add_row("  whole round", f"{found['gflops']:.0f} GFLOP/s, {found['peak_fraction']:.2f} of it")
+        table.add_row(
+            f"batch {size}: matrix products, all cores", f"{found['peak_gflops']:.0f} GFLOP/s"
+        )
+        table.add_row(
+            "  whole round", f"{found['gflops']:.0f} GFLOP/s, {found['peak_fraction']:.2f} of it"
+        )
         table.add_row("  compilation", f"{found['compile_seconds']:.1f} s")
     table.add_row("kernels", results[str(batch_sizes[0])]["settings"]["ours"]["kernels"])
     if (start := results["start"]) is not None:
@@ -189,9 +246,22 @@ def draw(results: dict[str, Any], batch_sizes: list[int]) -> Figure:
                 continue
             middle = numbers_of["median"]
             error = [[middle - numbers_of["min"]], [numbers_of["max"] - middle]]
-            axes.barh(place, middle, xerr=error, color=COLOURS[name], height=0.7, error_kw={"linewidth": 0.8})
+            axes.barh(
+                place,
+                middle,
+                xerr=error,
+                color=COLOURS[name],
+                height=0.7,
+                error_kw={"linewidth": 0.8},
+            )
             times = "" if name == "ours" else f"  ({found[f'ratio_vs_{name}']:.1f}×)"
-            axes.text(numbers_of["max"] + 0.02 * longest, place, f"{middle:.2f} s{times}", va="center", fontsize=8)
+            axes.text(
+                numbers_of["max"] + 0.02 * longest,
+                place,
+                f"{middle:.2f} s{times}",
+                va="center",
+                fontsize=8,
+            )
         axes.set(title=f"batch {size}", xlabel="seconds a round", xlim=(0, 1.4 * longest))
         axes.set_yticks(range(len(shown)), [LABELS[name] for name in shown])
         axes.spines[["top", "right"]].set_visible(False)
@@ -212,7 +282,9 @@ def main(argv: list[str]) -> int:
     if options.methods:
         from methods_cost import measure_methods, print_methods
 
-        found = measure_methods(config, options.methods, options.data_dir, batch_sizes[0], options.repeats or 3)
+        found = measure_methods(
+            config, options.methods, options.data_dir, batch_sizes[0], options.repeats or 3
+        )
         print_methods(found)
         write_json(json_file, {"methods": found, **about})
         return 0

@@ -1,15 +1,19 @@
-"""pFedAFM as a PyTorch loop over clients, written twice: as a careful user would, and in the manner of the released code.
+"""pFedAFM as a PyTorch loop over clients, written twice: as a careful user would, and in the manner
+of the released code.
 
-Both have the layers, batches, losses and optimizer of this project; their data is one float tensor, normalised before the
-clock starts. They differ in what is in the graph:
+Both have the layers, batches, losses and optimizer of this project; their data is one float tensor,
+normalised before the clock starts. They differ in what is in the graph:
 
-careful   phase 1: the shared extractor under `no_grad`; phase 2: the shared extractor and the frozen header alone
-cached    the same, the frozen extractor's features computed once a visit; `torch_processes.py` runs it on every core
-released  phase 1: the shared extractor's forward and backward pass too, its gradients never used; phase 2: the local
-          model's forward and backward pass too, its features multiplied by zero
+careful   phase 1: the shared extractor under `no_grad`; phase 2: the shared extractor and the
+frozen header alone
+cached    the same, the frozen extractor's features computed once a visit; `torch_processes.py` runs
+it on every core
+released  phase 1: the shared extractor's forward and backward pass too, its gradients never used;
+          phase 2: the local model's forward and backward pass too, its features multiplied by zero
 
-What else slows the released scripts (anomaly detection, a data loader that prepares images one by one, judging three
-times) is left out. The careful one tries both memory layouts and both kinds of SGD, and takes the fastest.
+What else slows the released scripts (anomaly detection, a data loader that prepares images one by
+one, judging three times) is left out. The careful one tries both memory layouts and both kinds of
+SGD, and takes the fastest.
 """
 
 import copy
@@ -28,7 +32,9 @@ from torch import Tensor, nn
 from pfedafm_jax.models import describe
 from pfedafm_jax.training import EVALUATION_BATCH
 
-Order = Callable[[int, int, int, int], np.ndarray]  # (round, client, phase, epoch) → positions of a client's samples
+Order = Callable[
+    [int, int, int, int], np.ndarray
+]  # (round, client, phase, epoch) → positions of a client's samples
 
 
 class Extractor(nn.Module):
@@ -67,9 +73,19 @@ class TorchLoop:
     """All clients in a dictionary, one after the other on all cores."""
 
     def __init__(
-        self, work: Work, released: bool = False, cached: bool = False, order: Order | None = None, threads: int = 0
+        self,
+        work: Work,
+        released: bool = False,
+        cached: bool = False,
+        order: Order | None = None,
+        threads: int = 0,
     ):
-        self.config, self.partition, self.released, self.cached = work.config, work.partition, released, cached
+        self.config, self.partition, self.released, self.cached = (
+            work.config,
+            work.partition,
+            released,
+            cached,
+        )
         torch.set_num_threads(threads or os.cpu_count() or 1)
         torch.manual_seed(self.config.seed)
         self.order = order or self._random_order
@@ -79,13 +95,19 @@ class TorchLoop:
         self.pixels = (pixels - torch.tensor(work.dataset.mean)) / torch.tensor(work.dataset.std)
         self.labels = torch.from_numpy(np.array(work.dataset.labels)).long()
         self.batch_size, self.fused, self.channels_last = self.config.batch_size, False, True
-        features, classes, shape = self.config.feature_size, work.dataset.num_classes, work.dataset.image_shape
+        features, classes, shape = (
+            self.config.feature_size,
+            work.dataset.num_classes,
+            work.dataset.image_shape,
+        )
 
         def extractor(name: str) -> Extractor:
             found: Any = describe(name, classes, shape, features).extractor
             return Extractor(shape, found.conv2, found.fc1, features)
 
-        self.starts = [Client(extractor(name), features, classes) for name in self.config.architectures]
+        self.starts = [
+            Client(extractor(name), features, classes) for name in self.config.architectures
+        ]
         self.shared = extractor(self.config.shared_extractor)
         self.clients: dict[int, Client] = {}
 
@@ -94,10 +116,11 @@ class TorchLoop:
             len(self.partition.train[client])
         )
 
-    # ------------------------------------------------------------------------------------------ before the clock
+    # --------------------------------------------------------------------------------- before the clock
 
     def prepare(self, batch_size: int) -> dict[str, Any]:
-        """Sets the batch size, finds the fastest layout and optimizer (careful) or the plain ones (released)."""
+        """Sets the batch size, finds the fastest layout and optimizer (careful) or the plain ones
+        (released)."""
         self.batch_size = batch_size
         if self.released:
             self.set_layout(channels_last=False)
@@ -111,12 +134,20 @@ class TorchLoop:
             channels_last, self.fused = min(seconds, key=lambda choice: seconds[choice])
             self.set_layout(channels_last)
         self.round(0, range(min(len(self.starts), self.config.num_clients)))
-        return {"channels_last": self.channels_last, "fused": self.fused, "threads": torch.get_num_threads()}
+        return {
+            "channels_last": self.channels_last,
+            "fused": self.fused,
+            "threads": torch.get_num_threads(),
+        }
 
     def set_layout(self, channels_last: bool) -> None:
         """Images and networks in this memory layout; pixels lie as they are indexed."""
         if channels_last != self.channels_last:
-            self.pixels = self.pixels.permute(0, 2, 3, 1) if channels_last else self.pixels.permute(0, 3, 1, 2)
+            self.pixels = (
+                self.pixels.permute(0, 2, 3, 1)
+                if channels_last
+                else self.pixels.permute(0, 3, 1, 2)
+            )
             self.pixels = self.pixels.contiguous()
         self.channels_last = channels_last
         layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -143,7 +174,11 @@ class TorchLoop:
         visits = self.visits(number, participants, total, samples)
         self.shared.load_state_dict(total)
         loss, accuracy = np.mean(visits, axis=0)
-        return {"seconds": time.perf_counter() - start, "loss": float(loss), "accuracy": float(accuracy)}
+        return {
+            "seconds": time.perf_counter() - start,
+            "loss": float(loss),
+            "accuracy": float(accuracy),
+        }
 
     def visits(
         self, number: int, participants: Sequence[int], total: dict[str, Tensor], samples: int
@@ -159,7 +194,8 @@ class TorchLoop:
         return found
 
     def visit(self, number: int, client: int) -> tuple[float, dict[str, float], Extractor]:
-        """A participant's two phases; returns its loss, its accuracies after phase 1 and what it uploads."""
+        """A participant's two phases; returns its loss, its accuracies after phase 1 and what it
+        uploads."""
         if client not in self.clients:
             self.clients[client] = copy.deepcopy(self.starts[client % len(self.starts)])
         own = self.clients[client]
@@ -179,10 +215,15 @@ class TorchLoop:
     def _shared_features(self, client: int) -> Tensor:
         """Features of all training images of a client by the frozen extractor, by position."""
         rows, size = self.partition.train[client], self.batch_size
-        return torch.cat([self.shared(self.images_of(rows[i : i + size])[0]) for i in range(0, len(rows), size)])
+        return torch.cat(
+            [self.shared(self.images_of(rows[i : i + size])[0]) for i in range(0, len(rows), size)]
+        )
 
-    def batches(self, number: int, client: int, phase: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Images, labels and positions of all local epochs; the last batch of an epoch may be short."""
+    def batches(
+        self, number: int, client: int, phase: int
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Images, labels and positions of all local epochs; the last batch of an epoch may be
+        short."""
         rows = self.partition.train[client]
         for epoch in range(self.config.local_epochs):
             order = self.order(number, client, phase, epoch)
@@ -192,19 +233,32 @@ class TorchLoop:
 
     def _sgd(self, groups: list[dict[str, Any]]) -> torch.optim.SGD:
         config = self.config
-        kind: dict[str, Any] = {} if self.released else {"fused": True} if self.fused else {"foreach": True}
+        kind: dict[str, Any] = (
+            {} if self.released else {"fused": True} if self.fused else {"foreach": True}
+        )
         return torch.optim.SGD(
-            groups, lr=config.rate, momentum=config.momentum, weight_decay=config.weight_decay, **kind
+            groups,
+            lr=config.rate,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            **kind,
         )
 
     def _train_local_model(
-        self, client: Client, batches: Iterator[tuple[Tensor, Tensor, Tensor]], features: Tensor | None = None
+        self,
+        client: Client,
+        batches: Iterator[tuple[Tensor, Tensor, Tensor]],
+        features: Tensor | None = None,
     ) -> float:
         """Phase 1: local extractor, header and mix vector learn from the mixed features."""
         own, config, model = self.config.pfedafm, self.config, client.model
         client.requires_grad_(True)
         self.shared.requires_grad_(self.released)
-        mix = {"params": [client.mix], "lr": own.mix_learning_rate, "weight_decay": own.mix_weight_decay}
+        mix = {
+            "params": [client.mix],
+            "lr": own.mix_learning_rate,
+            "weight_decay": own.mix_weight_decay,
+        }
         optimizer = self._sgd([{"params": model}, mix])
         total, seen = torch.zeros(()), 0
         for images, labels, positions in batches:
@@ -214,7 +268,9 @@ class TorchLoop:
             loss = functional.cross_entropy(client.header(mixed), labels)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            nn.utils.clip_grad_norm_(model, config.clip_norm, foreach=None if self.released else True)
+            nn.utils.clip_grad_norm_(
+                model, config.clip_norm, foreach=None if self.released else True
+            )
             optimizer.step()
             with torch.no_grad():
                 client.mix.clamp_(0, 1)
@@ -238,37 +294,51 @@ class TorchLoop:
             loss = functional.cross_entropy(client.header(features), labels)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            nn.utils.clip_grad_norm_(params, self.config.clip_norm, foreach=None if self.released else True)
+            nn.utils.clip_grad_norm_(
+                params, self.config.clip_norm, foreach=None if self.released else True
+            )
             optimizer.step()
         client.zero_grad(set_to_none=True)
 
     @torch.inference_mode()
     def accuracy(self, client: int) -> dict[str, float]:
-        """Shares of a client's test images classified rightly by the mixed, the shared and the local features."""
+        """Shares of a client's test images classified rightly by the mixed, the shared and the
+        local features."""
         own, rows = self.clients[client], self.partition.test[client]
         right: dict[str, int] = {"mixed": 0, "small": 0, "large": 0}
         for start in range(0, len(rows), EVALUATION_BATCH):
             images, labels = self.images_of(rows[start : start + EVALUATION_BATCH])
             small, large = self.shared(images), own.extractor(images)
-            for name, features in (("mixed", torch.lerp(small, large, own.mix)), ("small", small), ("large", large)):
+            for name, features in (
+                ("mixed", torch.lerp(small, large, own.mix)),
+                ("small", small),
+                ("large", large),
+            ):
                 right[name] += int((own.header(features).argmax(1) == labels).sum())
         return {name: count / max(len(rows), 1) for name, count in right.items()}
 
 
-# ---------------------------------------------------------------------------------------------- weights in and out
+# ------------------------------------------------------------------------------- weights in and out
 
 
 def load_extractor(extractor: Extractor, params: dict[str, Any]) -> None:
-    """Copies weights from this project's tree, whose images and kernels have their channels last."""
+    """Copies weights from this project's tree, whose images and kernels have their channels
+    last."""
     with torch.no_grad():
         for name in ("conv1", "conv2"):
             layer = getattr(extractor, name)
-            layer.weight.copy_(torch.from_numpy(np.array(params[name]["kernel"])).permute(3, 2, 0, 1))
+            layer.weight.copy_(
+                torch.from_numpy(np.array(params[name]["kernel"])).permute(3, 2, 0, 1)
+            )
             layer.bias.copy_(torch.from_numpy(np.array(params[name]["bias"])))
         channels = extractor.conv2.out_channels
         kernel = torch.from_numpy(np.array(params["fc1"]["kernel"]))
         inputs, outputs = kernel.shape
-        kernel = kernel.reshape(inputs // channels, channels, outputs).permute(2, 1, 0).reshape(outputs, inputs)
+        kernel = (
+            kernel.reshape(inputs // channels, channels, outputs)
+            .permute(2, 1, 0)
+            .reshape(outputs, inputs)
+        )
         extractor.fc1.weight.copy_(kernel)
         extractor.fc1.bias.copy_(torch.from_numpy(np.array(params["fc1"]["bias"])))
     load_linear(extractor.fc2, params["fc2"])

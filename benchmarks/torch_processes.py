@@ -1,7 +1,9 @@
-"""The PyTorch loop at its best on a CPU: one process of one thread a core, each with some of a round's participants.
+"""The PyTorch loop at its best on a CPU: one process of one thread a core, each with some of a
+round's participants.
 
-One client per core beats one client on all cores, for PyTorch as for us. The frozen extractor's features are computed
-once a visit, SGD is fused, memory lies as is fastest; weights travel through shared memory.
+One client per core beats one client on all cores, for PyTorch as for us. The frozen extractor's
+features are computed once a visit, SGD is fused, memory lies as is fastest; weights travel through
+shared memory.
 """
 
 import os
@@ -18,7 +20,9 @@ from torch_loop import TorchLoop
 from pfedafm_jax.models import describe
 
 
-def serve(connection: Any, work: Work, shared: dict[str, torch.Tensor], total: dict[str, torch.Tensor]) -> None:
+def serve(
+    connection: Any, work: Work, shared: dict[str, torch.Tensor], total: dict[str, torch.Tensor]
+) -> None:
     """The process of one core: its clients, and its part of the sum."""
     loop = TorchLoop(work, cached=True, threads=1)
     while True:
@@ -37,21 +41,31 @@ def serve(connection: Any, work: Work, shared: dict[str, torch.Tensor], total: d
 
 
 class TorchProcesses:
-    """Participants go to the core with the least work, the longest first; a client stays where its state is."""
+    """Participants go to the core with the least work, the longest first; a client stays where its
+    state is."""
 
     def __init__(self, work: Work):
         loop = TorchLoop(work, threads=1)
         self.work, self.home = work, dict[int, int]()
         config, dataset = work.config, work.dataset
-        macs = [describe(name, dataset.num_classes, dataset.image_shape).macs for name in config.architectures]
+        macs = [
+            describe(name, dataset.num_classes, dataset.image_shape).macs
+            for name in config.architectures
+        ]
         self.cost = [len(rows) * macs[k % len(macs)] for k, rows in enumerate(work.partition.train)]
-        self.shared = {name: value.clone().share_memory_() for name, value in loop.shared.state_dict().items()}
+        self.shared = {
+            name: value.clone().share_memory_() for name, value in loop.shared.state_dict().items()
+        }
         self.connections, self.totals, self.load = [], [], np.zeros(os.cpu_count() or 1)
         context = multiprocessing.get_context("spawn")
         for _ in self.load:
-            total = {name: torch.zeros_like(value).share_memory_() for name, value in self.shared.items()}
+            total = {
+                name: torch.zeros_like(value).share_memory_() for name, value in self.shared.items()
+            }
             here, there = context.Pipe()
-            context.Process(target=serve, args=(there, work, self.shared, total), daemon=True).start()
+            context.Process(
+                target=serve, args=(there, work, self.shared, total), daemon=True
+            ).start()
             self.connections.append(here)
             self.totals.append(total)
 
@@ -78,4 +92,8 @@ class TorchProcesses:
         for name, value in self.shared.items():
             value.copy_(torch.stack([total[name] for total in self.totals]).sum(0))
         loss, accuracy = np.mean(visits, axis=0)
-        return {"seconds": time.perf_counter() - start, "loss": float(loss), "accuracy": float(accuracy)}
+        return {
+            "seconds": time.perf_counter() - start,
+            "loss": float(loss),
+            "accuracy": float(accuracy),
+        }

@@ -1,4 +1,5 @@
-"""The process of one contender: reads commands from the benchmark, line by line, and answers. Not called by hand."""
+"""The process of one contender: reads commands from the benchmark, line by line, and answers. Not
+called by hand."""
 
 import json
 import os

@@ -16,7 +16,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="A,B,…",
         help=f"all (the paper's eight), or some of: {names}",
     )
-    parser.add_argument("--seeds", default="", metavar="0,1,…", help="several seeds give mean and deviation")
+    parser.add_argument(
+        "--seeds", default="", metavar="0,1,…", help="several seeds give mean and deviation"
+    )
 
 
 def main(argv: list[str]) -> int:

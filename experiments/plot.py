@@ -16,7 +16,9 @@ FORMATS = (".png", ".pdf", ".svg")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="experiments/plot.py", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="experiments/plot.py", description=__doc__, allow_abbrev=False
+    )
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN_DIR", help="folders of runs, or folders with such in them")
     add("--x", default="rounds", choices=plots.X_AXES, help="what to draw against (rounds)")
@@ -66,7 +68,10 @@ def main(argv: list[str]) -> int:
             words = f"{label}: a mean over runs that also differ in {', '.join(mixed)}"
             console.print(words, style="yellow")
     console.print(table)
-    drawn = {f"{label}, {len(runs)} runs" if len(runs) > 1 else label: runs for label, runs in sets.items()}
+    drawn = {
+        f"{label}, {len(runs)} runs" if len(runs) > 1 else label: runs
+        for label, runs in sets.items()
+    }
     figure = plots.curves(drawn, asked.title, x=asked.x, y=asked.y, window=asked.smooth)
     console.print(f"  {plots.save(figure, asked.out)}")
     return 0

@@ -11,7 +11,9 @@ from pfedafm_jax.tables import percent
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="experiments/report.py", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="experiments/report.py", description=__doc__, allow_abbrev=False
+    )
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN_DIR", help="folders of runs, or folders that contain some")
     add("--out", default="report.html", metavar="FILE", help="the page (default: report.html)")

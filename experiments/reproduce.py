@@ -23,7 +23,9 @@ from pfedafm_jax.standing import Standing, Task, look
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     about = "\n".join(f"  {name:<22} {item.about}" for name, item in ITEMS.items())
-    scales = "\n".join(f"  {one.name:<22} {one.about}; {rounds_of(one)} rounds" for one in SCALES.values())
+    scales = "\n".join(
+        f"  {one.name:<22} {one.about}; {rounds_of(one)} rounds" for one in SCALES.values()
+    )
     parser = argparse.ArgumentParser(
         prog="experiments/reproduce.py",
         description=__doc__,
@@ -69,7 +71,9 @@ def study_of(asked: argparse.Namespace) -> Study:
     return Study(scale, base, datasets, *given)
 
 
-def print_plan(study: Study, items: Sequence[str], seconds: Mapping[str, float], all_of_it: Sequence[Standing]) -> None:
+def print_plan(
+    study: Study, items: Sequence[str], seconds: Mapping[str, float], all_of_it: Sequence[Standing]
+) -> None:
     """What there is to do, before it starts."""
     what = "all" if len(items) == len(ITEMS) else ", ".join(items)
     rounds = study.rounds or rounds_of(study.scale)
@@ -137,7 +141,9 @@ def draw(study: Study, name: str, done: dict[Path, Run]) -> None:
     item = ITEMS[name]
     needed = item.tasks(study)
     found: Found = {
-        key: done[task.folder] for key, task in {**item.also(study), **needed}.items() if task.folder in done
+        key: done[task.folder]
+        for key, task in {**item.also(study), **needed}.items()
+        if task.folder in done
     }
     used = [found[key] for key in needed if key in found]
     outcome = item.draw(study, found) if used or not needed else None
@@ -150,7 +156,9 @@ def draw(study: Study, name: str, done: dict[Path, Run]) -> None:
         devices = ", ".join(sorted({run.summary.devices for run in used}))
         sources = "; ".join(sorted({run.summary.data_source for run in used}))
         minutes = in_words(sum(run.summary.seconds for run in used))
-        head += f"\n{len(used)} of {len(needed)} runs of {lengths(used)} rounds, {minutes} of training "
+        head += (
+            f"\n{len(used)} of {len(needed)} runs of {lengths(used)} rounds, {minutes} of training "
+        )
         head += f"on {devices}. "
         head += f"Data: {sources}."
     outcome.show(console)

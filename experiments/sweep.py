@@ -19,7 +19,17 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from pfedafm_jax import Config, Dataset, Partition, PfedafmError, cli, figures, plots, split, updated
+from pfedafm_jax import (
+    Config,
+    Dataset,
+    Partition,
+    PfedafmError,
+    cli,
+    figures,
+    plots,
+    split,
+    updated,
+)
 from pfedafm_jax.compare import run_all
 from pfedafm_jax.config import bad
 from pfedafm_jax.files import write_atomically
@@ -47,7 +57,11 @@ Point = dict[str, Any]  # setting → value
 
 def paper_grid(method: str) -> Grid:
     """What the paper searches for this method."""
-    return {name: values for name, values in PAPER_GRID.items() if "." not in name or name.startswith(f"{method}.")}
+    return {
+        name: values
+        for name, values in PAPER_GRID.items()
+        if "." not in name or name.startswith(f"{method}.")
+    }
 
 
 def parse_grid(words: Sequence[str]) -> Grid:
@@ -59,7 +73,9 @@ def parse_grid(words: Sequence[str]) -> Grid:
         if not name or not all(value.strip() for value in values.split(",")):
             raise bad("grid", word, "SETTING=VALUE,VALUE,… like batch_size=64,512")
         if name in ("seed", "validation_fraction"):
-            raise bad("grid", word, "settings to choose; --seeds and --validation-fraction are flags")
+            raise bad(
+                "grid", word, "settings to choose; --seeds and --validation-fraction are flags"
+            )
         if name in grid:
             raise bad("grid", word, f"each setting once; {name} is there already")
         grid[name] = tuple(dict.fromkeys(_value(value.strip()) for value in values.split(",")))
@@ -137,7 +153,9 @@ class Score:
 
 def ranked(scores: Sequence[Score]) -> list[Score]:
     """Best first, the grid's own order among equals; those without an accuracy last."""
-    return sorted(scores, key=lambda one: -1.0 if one.accuracy is None else one.accuracy, reverse=True)
+    return sorted(
+        scores, key=lambda one: -1.0 if one.accuracy is None else one.accuracy, reverse=True
+    )
 
 
 def rows(scores: Sequence[Score]) -> tuple[list[str], list[list[str]]]:
@@ -181,7 +199,9 @@ def heat_map(scores: Sequence[Score], title: str) -> Figure:
             column, row = (*place, 0, 0)[:2]
             best[row, column] = np.nanmax([best[row, column], 100 * score.accuracy])
     height, width = best.shape
-    figure, [[axes]] = figures.panels(1, 1, max(5.0, 2.2 + 1.1 * width), max(3.0, 1.6 + 0.7 * height))
+    figure, [[axes]] = figures.panels(
+        1, 1, max(5.0, 2.2 + 1.1 * width), max(3.0, 1.6 + 0.7 * height)
+    )
     axes.grid(False)
     low, high = (np.nanmin(best), np.nanmax(best)) if np.isfinite(best).any() else (0.0, 1.0)
     picture = axes.imshow(best, cmap="viridis", aspect="auto", vmin=low, vmax=max(high, low + 0.01))
@@ -219,7 +239,9 @@ class Sweep:
                 accepted = "a multiple of 4, and not in the grid, beside --halving"
                 raise bad("rounds", config.rounds, accepted)
             if config.method == "fedkd" and config.fedkd.coding != "none":
-                accepted = "off for FedKD, whose coding depends on the last round, unless it is none"
+                accepted = (
+                    "off for FedKD, whose coding depends on the last round, unless it is none"
+                )
                 raise bad("halving", True, accepted)
             self.stages = [config.rounds // 4, config.rounds // 2, config.rounds]
         self.base = options.run_dir if more.run_dir else Path("runs") / f"sweep-{options.name}"
@@ -257,7 +279,9 @@ class Sweep:
         for index, point in enumerate(chosen):
             mine = runs[index * count : (index + 1) * count]
             # A longer run from before may not have evaluated all clients then.
-            then = [run.records[(rounds or run.summary.rounds) - 1].all_clients_accuracy for run in mine]
+            then = [
+                run.records[(rounds or run.summary.rounds) - 1].all_clients_accuracy for run in mine
+            ]
             last = [run.summary.final_all_clients_accuracy for run in mine]
             found = [b if a is None else a for a, b in zip(then, last, strict=True)]
             scores.append(Score(point, mine, found))
@@ -280,7 +304,9 @@ class Sweep:
         whole = [one for one in scores if one.runs[0].summary.rounds == longest]
         best = ranked(scores if len(self.stages) == 1 else whole)[0]
         if best.accuracy is None:
-            raise PfedafmError(f"nothing to choose: all runs of {self.base} diverged; try lower learning rates")
+            raise PfedafmError(
+                f"nothing to choose: all runs of {self.base} diverged; try lower learning rates"
+            )
         return best
 
     def write(self, scores: list[Score]) -> list[Path]:

@@ -45,7 +45,9 @@ class Pass(NamedTuple):
     variance: jax.Array  # of a batch's gradient around it: E‖g_B - ∇L‖², Eq. 16
 
 
-def gradient_pass(loss: Callable[[Tree, Tree], jax.Array], params: Tree, batches: Tree, sizes: jax.Array) -> Pass:
+def gradient_pass(
+    loss: Callable[[Tree, Tree], jax.Array], params: Tree, batches: Tree, sizes: jax.Array
+) -> Pass:
     """Loss, gradient and the variance of batch gradients from one epoch of random batches.
 
     Batches of a random order are random batches, and their mean, weighted by size, is the gradient
@@ -88,7 +90,9 @@ def smoothness(first: tuple[Tree, Tree], second: tuple[Tree, Tree]) -> float | N
     return (squared_distance(first[1], second[1]) / moved) ** 0.5 if moved > 0 else None
 
 
-def bound(T: float, *, L1: float, sigma2: float, delta2: float, Delta: float, E: float, eta: float) -> float | None:
+def bound(
+    T: float, *, L1: float, sigma2: float, delta2: float, Delta: float, E: float, eta: float
+) -> float | None:
     """The right side of Eq. 30, divided by E: what the mean of ‖∇L‖² over steps may be.
 
     None: void, since η ≥ 2/L₁.
@@ -140,7 +144,13 @@ def own_extractor(programs: Programs, client: int, t: int, header: Tree, shared:
 
 
 def visit(
-    programs: Programs, client: int, round_index: int, before: Tree, after: Tree, old: Tree, new: Tree
+    programs: Programs,
+    client: int,
+    round_index: int,
+    before: Tree,
+    after: Tree,
+    old: Tree,
+    new: Tree,
 ) -> dict[str, Any]:
     """What is measured of one participant: `before` and `after` are its states around the round,
     `old` and `new` the shared extractors."""
@@ -188,7 +198,9 @@ def _finite(values: Any) -> bool:
 # --------------------------------------------------------------- the study
 
 
-def study(config: Config, data_dir: str | None = None, log: Callable[[str], None] = print) -> dict[str, Any]:
+def study(
+    config: Config, data_dir: str | None = None, log: Callable[[str], None] = print
+) -> dict[str, Any]:
     """Trains as `config` says and measures on the way: see `outcome`; all of it is plain JSON."""
     own = config.pfedafm
     strange = own.training != "iterative" or own.mix_relay or own.leak_momentum
@@ -200,8 +212,13 @@ def study(config: Config, data_dir: str | None = None, log: Callable[[str], None
         old = jax.device_get(experiment.state.server["shared_extractor"])
         before = {c: experiment.state.store.state(c) for c in _drawn(config, number)[:CLIENTS]}
         record = next(running)
-        new, store = jax.device_get(experiment.state.server["shared_extractor"]), experiment.state.store
-        visits = [visit(programs, c, number, one, store.state(c), old, new) for c, one in before.items()]
+        new, store = (
+            jax.device_get(experiment.state.server["shared_extractor"]),
+            experiment.state.store,
+        )
+        visits = [
+            visit(programs, c, number, one, store.state(c), old, new) for c, one in before.items()
+        ]
         finite = [each for each in visits if _finite(each)]
         rounds.append({"round": number, "accuracy": record.mean_accuracy, "visits": finite})
         if number % max(1, config.rounds // 10) == 0 or number == config.rounds:
@@ -223,7 +240,9 @@ def outcome(rounds: Sequence[dict[str, Any]], config: Config) -> dict[str, Any]:
     if not visits or not rounds[0]["visits"] or max(usual) <= 0:
         raise PfedafmError("nothing finite to measure: it diverged, or its learning rate is 0")
     ratios = [ratio for each in visits for ratio in each["smoothness"].values() if ratio]
-    noise, variation, steps = (np.array([each[name] for each in visits]) for name in ("variance", "variation", "steps"))
+    noise, variation, steps = (
+        np.array([each[name] for each in visits]) for name in ("variance", "variation", "steps")
+    )
     start = float(np.mean([each["loss"]["start"] for each in rounds[0]["visits"]]))  # L* = 0
     same = {"Delta": start, "E": float(steps.mean()), "eta": (eta := config.rate)}
     most = {"L1": max(ratios), "sigma2": float(noise.max()), "delta2": float(variation.max())}
@@ -252,7 +271,9 @@ def outcome(rounds: Sequence[dict[str, Any]], config: Config) -> dict[str, Any]:
         "lemmas": {  # means over visits
             "visits": len(visits),
             "loss_fall": float(np.mean(loss["start"] - loss["trained"])),
-            "lemma1_fall": float(np.mean(steps * (falls - most["L1"] * eta**2 * most["sigma2"] / 2))),
+            "lemma1_fall": float(
+                np.mean(steps * (falls - most["L1"] * eta**2 * most["sigma2"] / 2))
+            ),
             "loss_change": float(np.mean(changes)),
             "eta_variation": float(np.mean(eta * variation)),
             "lemma2_holds": int(np.sum(changes <= eta * variation)),

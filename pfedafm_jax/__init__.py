@@ -1,4 +1,5 @@
-"""pFedAFM and the methods it is compared with: federated learning with different models, vectorized in JAX."""
+"""pFedAFM and the methods it is compared with: federated learning with different models, vectorized
+in JAX."""
 
 from pfedafm_jax.compare import compare
 from pfedafm_jax.config import Config, updated

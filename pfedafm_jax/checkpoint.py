@@ -1,16 +1,18 @@
 """Checkpoints of a run's `State`, written by Orbax in the background while the next rounds go on.
 
     round-000010/        clients, by blocks; server, records and per-client numbers
-    round-000010.json    the manifest, written last: the folders whose clients make up this checkpoint, and size and
-                         sha256 of every file
+    round-000010.json    the manifest, written last: the folders whose clients make up this
+                         checkpoint, and size and sha256 of every file
 
-A save holds the clients that were written to since the save before, and its checkpoint is the clients of a chain of folders,
-later ones over earlier ones. Once the chain has grown to twice its first folder, the next save holds all clients and
-starts another chain: a client is written about twice as often as it changes, however many there are.
-The last two checkpoints and the best one are kept, and the first of the chain before, which shares no file with the latest:
-no single damaged file makes all of them unusable.
-Nothing in them depends on the number of devices or processes: where several processes run together, Orbax has each write
-its own clients into the folder, which all of them must see, and rounds wait for it.
+A save holds the clients that were written to since the save before, and its checkpoint is the
+clients of a chain of folders, later ones over earlier ones. Once the chain has grown to twice its
+first folder, the next save holds all clients and
+starts another chain: a client is written about twice as often as it changes, however many there
+are. The last two checkpoints and the best one are kept, and the first of the chain before, which
+shares no file with the latest: no single damaged file makes all of them unusable.
+Nothing in them depends on the number of devices or processes: where several processes run together,
+Orbax has each write its own clients into the folder, which all of them must see, and rounds wait
+for it.
 """
 
 import json
@@ -70,9 +72,11 @@ class Chain(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run in one folder; `identity` (settings, data) goes into every manifest.
+    """The checkpoints of one run in one folder; `identity` (settings, data) goes into every
+    manifest.
 
-    `seconds` is how long the run was held up by saving, `background_seconds` how long saves took beside it.
+    `seconds` is how long the run was held up by saving, `background_seconds` how long saves took
+    beside it.
     """
 
     def __init__(
@@ -96,7 +100,8 @@ class Checkpoints:
     # ------------------------------------------------------------------------------------------ reading
 
     def manifests(self) -> dict[int, Manifest]:
-        """The manifests that can be read, by round, newest first; the files that they name are not looked at."""
+        """The manifests that can be read, by round, newest first; the files that they name are not
+        looked at."""
         found = {}
         for number in self._rounds():
             try:
@@ -106,7 +111,8 @@ class Checkpoints:
         return found
 
     def load(self, state: State) -> Saved | None:
-        """The newest checkpoint whose files are all as they were written; damaged ones are named and skipped.
+        """The newest checkpoint whose files are all as they were written; damaged ones are named
+        and skipped.
 
         Args:
             state: one that has run no round; the store of it is filled.
@@ -120,17 +126,25 @@ class Checkpoints:
                 manifest = read_manifest(self._manifest_path(number))
                 self.verify(manifest)
             except (OSError, ValueError) as error:
-                self.log(f"warning: checkpoint {self.folder.name}/{name_of(number)} is skipped: {error}")
+                self.log(
+                    f"warning: checkpoint {self.folder.name}/{name_of(number)} is skipped: {error}"
+                )
                 continue
             self._versions = {n: m for n, m in self.manifests().items() if n <= number}
             self._last = number
             return self._read(manifest, state)
         if rounds:
-            raise PfedafmError(f"no checkpoint in {self.folder} can be used, all are damaged; {START_OVER}")
+            raise PfedafmError(
+                f"no checkpoint in {self.folder} can be used, all are damaged; {START_OVER}"
+            )
         return None
 
     def _read(self, manifest: Manifest, state: State) -> Saved:
-        run, store, home = read_tree(self.folder / name_of(manifest["round"]) / "run"), state.store, state.home.copy()
+        run, store, home = (
+            read_tree(self.folder / name_of(manifest["round"]) / "run"),
+            state.store,
+            state.home.copy(),
+        )
         kept = run["arrays"].pop("home", None)
         if kept is None or manifest["processes"] != self._count:
             kept = np.arange(len(store.groups)) % self._count
@@ -138,9 +152,14 @@ class Checkpoints:
         for part in manifest["parts"]:
             sizes.append(0)
             for group, rows in read_clients(self.folder / name_of(part)):
-                clients = rows["clients"].reshape(-1)  # -1 fills the rows of a process with fewer than another
+                clients = rows["clients"].reshape(
+                    -1
+                )  # -1 fills the rows of a process with fewer than another
                 front = rows["clients"].ndim
-                states = {name: leaf.reshape(-1, *leaf.shape[front:]) for name, leaf in rows["states"].items()}
+                states = {
+                    name: leaf.reshape(-1, *leaf.shape[front:])
+                    for name, leaf in rows["states"].items()
+                }
                 mine = np.where((clients >= 0) & (kept[clients] == self._index), clients, -1)
                 store.write(group, mine, fitted(store.start(group), states, len(clients)))
                 clients = clients[clients >= 0]
@@ -151,7 +170,9 @@ class Checkpoints:
         self.chain = Chain(tuple(manifest["parts"]), sizes[0] if sizes else 0, sum(sizes[1:]))
         server = fitted(jax.device_get(state.server), run.get("server", {}))
         server = jax.tree.map(
-            lambda new, old: jax.device_put(new, getattr(old, "sharding", None)), server, state.server
+            lambda new, old: jax.device_put(new, getattr(old, "sharding", None)),
+            server,
+            state.server,
         )
         details = json.loads(run["details"].tobytes())
         return Saved(manifest["round"], State(server, store, home), run["arrays"], details)
@@ -175,7 +196,12 @@ class Checkpoints:
     # ------------------------------------------------------------------------------------------ writing
 
     def save(
-        self, number: int, state: State, arrays: Leaves, details: dict[str, Any], score: float | None = None
+        self,
+        number: int,
+        state: State,
+        arrays: Leaves,
+        details: dict[str, Any],
+        score: float | None = None,
     ) -> None:
         """Saves the state after round `number` in the background, after copying what has changed.
 
@@ -192,7 +218,9 @@ class Checkpoints:
             clients = np.flatnonzero(state.home >= 0 if self._processes else store.visited)
             self.chain = Chain((number,), first=len(clients))
         else:
-            self.chain = Chain((*self.chain.parts, number), self.chain.first, self.chain.later + len(clients))
+            self.chain = Chain(
+                (*self.chain.parts, number), self.chain.first, self.chain.later + len(clients)
+            )
         changed = store.changed.copy()
 
         def undo() -> None:
@@ -208,14 +236,23 @@ class Checkpoints:
         }
         if self._processes:
             run["arrays"]["home"] = np.array(state.home)
-        manifest = {"format": FORMAT, "round": number, "score": score, "parts": list(self.chain.parts), **self.identity}
+        manifest = {
+            "format": FORMAT,
+            "round": number,
+            "score": score,
+            "parts": list(self.chain.parts),
+            **self.identity,
+        }
         manifest["processes"] = self._count
-        blocks, num_bytes = self._blocks(clients, state), int(store.row_bytes[store.groups[clients]].sum())
+        blocks, num_bytes = (
+            self._blocks(clients, state),
+            int(store.row_bytes[store.groups[clients]].sum()),
+        )
         if num_bytes <= BLOCK_BYTES:
             blocks = list(blocks)
         self._pending = self._pool.submit(self._write, manifest, blocks, run, num_bytes)
-        # Too much to be copied is read while it is written; and where several processes save, Orbax lets them meet as
-        # rounds do, and the two kinds of meeting must not overlap.
+        # Too much to be copied is read while it is written; and where several processes save, Orbax
+        # lets them meet as rounds do, and the two kinds of meeting must not overlap.
         if num_bytes > BLOCK_BYTES or self._processes:
             self.wait()
         else:
@@ -231,8 +268,13 @@ class Checkpoints:
                 members = block[store.groups[block] == group]
                 if self._processes:
                     members = self._processes.own_rows(members, state.home[members])
-                rows = {"clients": members, "states": filled(by_path(store.read(int(group), members)))}
-                tree[str(group)] = jax.tree.map(self._processes.joined, rows) if self._processes else rows
+                rows = {
+                    "clients": members,
+                    "states": filled(by_path(store.read(int(group), members))),
+                }
+                tree[str(group)] = (
+                    jax.tree.map(self._processes.joined, rows) if self._processes else rows
+                )
             yield tree
 
     def _write(self, manifest: Manifest, blocks: Iterable[Tree], run: Tree, num_bytes: int) -> None:
@@ -250,12 +292,17 @@ class Checkpoints:
             if self._index > 0:
                 return
             files = {}
-            for version in self._versions.values():  # clients of earlier folders, as they were when these were written
+            for version in (
+                self._versions.values()
+            ):  # clients of earlier folders, as they were when these were written
                 for name, entry in version["files"].items():
                     if "/clients/" in name and part_of(name) in manifest["parts"]:
                         files[name] = entry
             for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-                files[path.relative_to(self.folder).as_posix()] = [path.stat().st_size, digest_of(path, flush=True)]
+                files[path.relative_to(self.folder).as_posix()] = [
+                    path.stat().st_size,
+                    digest_of(path, flush=True),
+                ]
             manifest["files"] = files
             write_atomically(self._manifest_path(number), lambda file: file.write(signed(manifest)))
         except BaseException:
@@ -266,18 +313,24 @@ class Checkpoints:
         self.background_seconds += time.perf_counter() - start
 
     def _prune(self, latest: int) -> None:
-        """Keeps the latest checkpoints, the best one, one that shares nothing with the last, and what they need."""
+        """Keeps the latest checkpoints, the best one, one that shares nothing with the last, and
+        what they need."""
         numbers = sorted(self._versions)
         scores = {n: m["score"] for n, m in self._versions.items() if m["score"] is not None}
         best = [min(scores, key=lambda n: (-scores[n], n))] if scores else []
         whole = [n for n in numbers if self._versions[n]["parts"] == [n]]
-        apart = [n for n in whole if n < self._versions[numbers[-1]]["parts"][0]][-1:] if numbers else []
+        apart = (
+            [n for n in whole if n < self._versions[numbers[-1]]["parts"][0]][-1:]
+            if numbers
+            else []
+        )
         kept = {*numbers[-latest:], *best, *apart}
         self._versions = {n: m for n, m in self._versions.items() if n in kept}
         self.clean(max(kept, default=0))
 
     def clean(self, last: int | None = None) -> None:
-        """Removes what no checkpoint that is known to be good needs; the first process does it for all.
+        """Removes what no checkpoint that is known to be good needs; the first process does it for
+        all.
 
         `last`: only what is not newer, since other processes may be at the next one already.
         """
@@ -289,7 +342,11 @@ class Checkpoints:
         needed = {part for manifest in self._versions.values() for part in manifest["parts"]}
         for path in self.folder.glob("round-*"):
             part = part_of(path.name)
-            if path.is_dir() and part not in needed and (last is None or part is None or part <= last):
+            if (
+                path.is_dir()
+                and part not in needed
+                and (last is None or part is None or part <= last)
+            ):
                 remove(path)
 
     def check(self) -> None:
@@ -298,7 +355,8 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Until the last save is done; raises `StorageError` if it failed (the checkpoints before it are still good)."""
+        """Until the last save is done; raises `StorageError` if it failed (the checkpoints before
+        it are still good)."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -320,7 +378,9 @@ class Checkpoints:
 
     def close(self) -> None:
         """Lets a save that is under way end; whether it succeeds no longer matters to anybody."""
-        self._pool.shutdown(wait=self._processes is None)  # where another process is gone it would never end
+        self._pool.shutdown(
+            wait=self._processes is None
+        )  # where another process is gone it would never end
 
     def clear(self) -> None:
         """Removes all checkpoints."""

@@ -86,20 +86,51 @@ def option_parser(program: str, everything: bool = True) -> Parser:
     add = parser.add_argument_group("Run").add_argument
     add("--config", nargs="?", const="", default="hetero_cifar10", metavar="NAME",
         help="named settings, or a TOML file; alone: list them")  # fmt: skip
-    add("--preset", action="append", default=[], metavar="NAME", help="settings laid over it, e.g. authors_code")
-    add("--paper", nargs="?", const=100, type=int, metavar="N", help="the paper's length; N = 100, 50 or 10 clients")
+    add(
+        "--preset",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="settings laid over it, e.g. authors_code",
+    )
+    add(
+        "--paper",
+        nargs="?",
+        const=100,
+        type=int,
+        metavar="N",
+        help="the paper's length; N = 100, 50 or 10 clients",
+    )
     add("--run-dir", metavar="DIR", help="where the run's files go (runs/NAME)")
     add("--data-dir", metavar="DIR", help="folder or archive with the dataset")
     add(
-        "--plugin", action="append", default=[], metavar="FILE.py", help="your methods and networks (docs/extending.md)"
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="your methods and networks (docs/extending.md)",
     )
     add("--fresh", action="store_true", help="start over even if the run is there already")
     add("--tensorboard", action="store_true", help="write TensorBoard's files into the run folder")
     add("--wandb", metavar="PROJECT", help="log to Weights & Biases (pip install wandb)")
-    add("--coordinator", metavar="HOST:PORT", help="where several processes meet; auto: as Slurm says")
+    add(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="where several processes meet; auto: as Slurm says",
+    )
     beside = parser.add_argument_group("Processes, beside --coordinator").add_argument
-    beside("--num-processes", type=int, metavar="P", help="how many processes" if everything else argparse.SUPPRESS)
-    beside("--process-id", type=int, metavar="I", help="which this is, 0 to P - 1" if everything else argparse.SUPPRESS)
+    beside(
+        "--num-processes",
+        type=int,
+        metavar="P",
+        help="how many processes" if everything else argparse.SUPPRESS,
+    )
+    beside(
+        "--process-id",
+        type=int,
+        metavar="I",
+        help="which this is, 0 to P - 1" if everything else argparse.SUPPRESS,
+    )
     return parser
 
 
@@ -128,7 +159,9 @@ def parse(
     for plugin in own.plugin:
         load_plugin(plugin)
     if own.coordinator is None and (own.num_processes, own.process_id) != (None, None):
-        raise PfedafmError("num_processes and process_id are used beside --coordinator ADDRESS:PORT, which is missing")
+        raise PfedafmError(
+            "num_processes and process_id are used beside --coordinator ADDRESS:PORT, which is missing"
+        )
     if own.config == "" and not asks_help:
         print_configs()
         sys.exit(0)
@@ -144,7 +177,9 @@ def parse(
     config = given(config, rest, options).check()
     check_name(config.dataset)
     name = run_name(named)
-    if named in config_names():  # which is not the whole story where the data or the method is another
+    if (
+        named in config_names()
+    ):  # which is not the whole story where the data or the method is another
         if config.dataset != base.dataset:
             name = run_name(config.dataset.rpartition(":")[2])
         name = name if config.method == "pfedafm" else f"{name}-{config.method}"

@@ -171,8 +171,12 @@ class Config(Machine, Training, Clients, Data):
 
     def __post_init__(self):
         given = self.settings
-        if not isinstance(given, tuple | list) or not all(isinstance(one, MethodSettings) for one in given):
-            raise bad("settings", given, "a tuple of methods' settings, such as FML.Settings(alpha=0.3)")
+        if not isinstance(given, tuple | list) or not all(
+            isinstance(one, MethodSettings) for one in given
+        ):
+            raise bad(
+                "settings", given, "a tuple of methods' settings, such as FML.Settings(alpha=0.3)"
+            )
         for one in given:
             check_settings(one, f"{one.method}.")
         latest = {one.method: one for one in given}
@@ -191,7 +195,9 @@ class Config(Machine, Training, Clients, Data):
         names = config_names()
         if str(name) not in names and not str(name).endswith(".toml"):
             raise bad("config", str(name), f"{known(name, names)}, or a TOML file")
-        return updated(Config(), read_toml(CONFIGS / f"{name}.toml" if str(name) in names else Path(name)))
+        return updated(
+            Config(), read_toml(CONFIGS / f"{name}.toml" if str(name) in names else Path(name))
+        )
 
     def of(self, kind: type[Own]) -> Own:
         """The settings of one method: `config.of(FML.Settings).alpha`."""
@@ -234,7 +240,11 @@ class Config(Machine, Training, Clients, Data):
             least = f"at least {1 / self.num_clients:g}: one of {self.num_clients} clients a round"
             raise bad("participation", self.participation, least)
         if not self.architectures:
-            raise bad("architectures", self.architectures, f"at least one of {', '.join(extractor_names())}")
+            raise bad(
+                "architectures",
+                self.architectures,
+                f"at least one of {', '.join(extractor_names())}",
+            )
         for name in (*self.architectures, self.shared_extractor):
             if name not in extractor_names():
                 setting = "shared_extractor" if name == self.shared_extractor else "architectures"
@@ -243,28 +253,46 @@ class Config(Machine, Training, Clients, Data):
 
     def _check_data(self, dataset: "Dataset | None") -> None:
         if self.image_size and not self.dataset.startswith(("folder:", "tfds:")):
-            raise bad("image_size", self.image_size, f"0 (as they are) for {self.dataset}, where all have one size")
+            raise bad(
+                "image_size",
+                self.image_size,
+                f"0 (as they are) for {self.dataset}, where all have one size",
+            )
         least = 6 * self.synthetic_classes
         if self.dataset == "synthetic" and self.synthetic_samples < least:
             raise bad(
-                "synthetic_samples", self.synthetic_samples, f"at least {least} for {self.synthetic_classes} classes"
+                "synthetic_samples",
+                self.synthetic_samples,
+                f"at least {least} for {self.synthetic_classes} classes",
             )
-        named = {"cifar10": 10, "cifar100": 100, "synthetic": self.synthetic_classes}.get(self.dataset)
+        named = {"cifar10": 10, "cifar100": 100, "synthetic": self.synthetic_classes}.get(
+            self.dataset
+        )
         classes = named if dataset is None else dataset.num_classes
         if classes == 1:
             raise bad("dataset", self.dataset, "data of two or more classes; this has one only")
         if classes and self.partition == "pathological" and self.classes_per_client > classes:
-            raise bad("classes_per_client", self.classes_per_client, f"1 to {classes}, the classes of {self.dataset}")
+            raise bad(
+                "classes_per_client",
+                self.classes_per_client,
+                f"1 to {classes}, the classes of {self.dataset}",
+            )
         channels = 3 if dataset is None else dataset.image_shape[-1]
         if self.normalisation == "imagenet" and channels != 3:
-            raise bad("normalisation", "imagenet", f"dataset, for images that have {channels} and not 3 channels")
+            raise bad(
+                "normalisation",
+                "imagenet",
+                f"dataset, for images that have {channels} and not 3 channels",
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """What decides the run, as JSON has it: all settings, and all of its own method's by the
         method's name."""
         values = {name: getattr(self, name) for name in settings_of(Config)}
         registered = self.method in METHOD_SETTINGS
-        return values | ({self.method: dataclasses.asdict(getattr(self, self.method))} if registered else {})
+        return values | (
+            {self.method: dataclasses.asdict(getattr(self, self.method))} if registered else {}
+        )
 
     def toml(self, comment: str = "") -> str:
         """The settings that differ from the defaults, as a file that `load` reads."""
@@ -275,8 +303,15 @@ class Config(Machine, Training, Clients, Data):
 
 
 def _assignments(settings: Any) -> list[str]:
-    values = {name: (getattr(settings, name), one.default) for name, one in settings_of(type(settings)).items()}
-    return [f"{name} = {json.dumps(new)}" for name, (new, old) in values.items() if new not in (old, None)]
+    values = {
+        name: (getattr(settings, name), one.default)
+        for name, one in settings_of(type(settings)).items()
+    }
+    return [
+        f"{name} = {json.dumps(new)}"
+        for name, (new, old) in values.items()
+        if new not in (old, None)
+    ]
 
 
 def _names() -> list[str]:
@@ -315,7 +350,11 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The settings of a file, as they stand there."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # a name or a content that no such file can have
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+    ) as error:  # a name or a content that no such file can have
         raise PfedafmError(f"cannot read the configuration {path}: {error}") from error
 
 

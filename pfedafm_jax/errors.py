@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-START_OVER = "--fresh (from Python: fresh=True) starts over"  # what a message says where a run cannot go on
+START_OVER = (
+    "--fresh (from Python: fresh=True) starts over"  # what a message says where a run cannot go on
+)
 
 
 class PfedafmError(Exception):
@@ -30,12 +32,15 @@ class Interrupted(PfedafmError):
 
     def __init__(self, message: str, signal_number: int):
         super().__init__(message)
-        self.exit_code = 128 + signal_number  # as shells have it: 130 after Ctrl-C, 143 after SIGTERM
+        self.exit_code = (
+            128 + signal_number
+        )  # as shells have it: 130 after Ctrl-C, 143 after SIGTERM
 
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Whatever a library raises inside becomes a `PfedafmError`, `what (reason)`; ours stay as they are.
+    """Whatever a library raises inside becomes a `PfedafmError`, `what (reason)`; ours stay as they
+    are.
 
     zipfile, numpy, Pillow and TFDS have no common type for damaged input.
     """
@@ -45,7 +50,9 @@ def naming(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = (getattr(error, "strerror", None) or str(error) or "").strip().splitlines()
-        raise PfedafmError(f"{what} ({': '.join([type(error).__name__, *reason[:1]])[:300]})") from error
+        raise PfedafmError(
+            f"{what} ({': '.join([type(error).__name__, *reason[:1]])[:300]})"
+        ) from error
 
 
 def disk_is_full(error: BaseException | None) -> bool:
@@ -66,8 +73,14 @@ def storage_error(what: str, folder: Path, error: BaseException) -> StorageError
     """The error for something that could not be written: what, why, and what to free where the disk
     is full."""
     if not disk_is_full(error):
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error).splitlines()[:1] or [""]
-        return StorageError(f"{what} could not be written ({reason if isinstance(reason, str) else reason[0]})")
+        reason = (
+            (error.strerror if isinstance(error, OSError) else None)
+            or str(error).splitlines()[:1]
+            or [""]
+        )
+        return StorageError(
+            f"{what} could not be written ({reason if isinstance(reason, str) else reason[0]})"
+        )
     try:
         free = f"{shutil.disk_usage(folder).free / 1e6:.1f} MB free"
     except OSError:

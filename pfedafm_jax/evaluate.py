@@ -1,4 +1,5 @@
-"""One evaluation for all methods and all conventions: how many of a client's test images are classified rightly."""
+"""One evaluation for all methods and all conventions: how many of a client's test images are
+classified rightly."""
 
 from collections.abc import Callable
 
@@ -13,17 +14,23 @@ from pfedafm_jax.training import EVALUATION_BATCH, ClientData, LocalTraining, lo
 def accuracy(
     training: LocalTraining, predict: Callable[[jax.Array], dict[str, jax.Array]], data: ClientData
 ) -> dict[str, jax.Array]:
-    """Accuracy on the client's test images for each named prediction, as a share of its own test images."""
+    """Accuracy on the client's test images for each named prediction, as a share of its own test
+    images."""
     size = EVALUATION_BATCH
     rows = jnp.pad(data.test, (0, size))
-    names = jax.eval_shape(predict, jax.ShapeDtypeStruct((1, *data.images.shape[1:]), jnp.float32)).keys()
+    names = jax.eval_shape(
+        predict, jax.ShapeDtypeStruct((1, *data.images.shape[1:]), jnp.float32)
+    ).keys()
 
     def block(index, correct):
         batch = lax.dynamic_slice(rows, (index * size,), (size,))
         real = index * size + jnp.arange(size) < data.num_test
         labels = data.labels[batch]
         logits = predict(normalise(data.images[batch], training.mean, training.std))
-        hits = {name: jnp.sum((jnp.argmax(scores, axis=-1) == labels) & real) for name, scores in logits.items()}
+        hits = {
+            name: jnp.sum((jnp.argmax(scores, axis=-1) == labels) & real)
+            for name, scores in logits.items()
+        }
         return {name: correct[name] + hits[name] for name in names}
 
     blocks = longest_of(training, -(-data.num_test // size))

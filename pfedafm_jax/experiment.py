@@ -16,7 +16,9 @@ from pfedafm_jax.records import FORMAT, Record, Summary, mean, summarize, versio
 from pfedafm_jax.results import Run, per_round
 
 
-def load_data(config: Config, data_dir: str | None = None, log: Callable[[str], None] | None = None) -> Dataset:
+def load_data(
+    config: Config, data_dir: str | None = None, log: Callable[[str], None] | None = None
+) -> Dataset:
     """The dataset of a configuration; `data_dir` is where to find CIFAR, `log` is told of
     downloads."""
     return load_dataset(
@@ -119,7 +121,9 @@ class Experiment:
         more = {}
         for name in info.keys() - {"accuracy", "finite", "loss", *totals}:
             other = name.startswith("accuracy/")  # of another prediction
-            more[f"mean_{name}" if other else name] = mean(info[name] if other else info[name][finite])
+            more[f"mean_{name}" if other else name] = mean(
+                info[name] if other else info[name][finite]
+            )
         record = Record(
             round=number,
             mean_accuracy=mean(info["accuracy"]),
@@ -151,7 +155,9 @@ class Experiment:
         self.evaluations[record.round] = scores
         means = {f"all_clients_{name}": mean(values) for name, values in scores.items()}
         own = means.pop("all_clients_accuracy")
-        return dataclasses.replace(record, all_clients_accuracy=own, more=_without_evaluation(record) | means)
+        return dataclasses.replace(
+            record, all_clients_accuracy=own, more=_without_evaluation(record) | means
+        )
 
     # ---------------------------------------------------------------------------- resuming
 
@@ -222,7 +228,9 @@ class Experiment:
     def result(self) -> Run:
         """What tables and pictures are made of, as if read from a folder."""
         finished = self.round >= self.config.rounds
-        return Run(self.about(), self.records, self.summary(), finished, arrays=self.client_arrays())
+        return Run(
+            self.about(), self.records, self.summary(), finished, arrays=self.client_arrays()
+        )
 
     @property
     def visits(self) -> dict[str, np.ndarray]:

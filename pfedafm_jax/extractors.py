@@ -16,11 +16,25 @@ from pfedafm_jax.initialisers import initialisers
 GROUP = 8  # channels that are normalised together
 
 
-def conv(inputs: jax.Array, initialisation: str, channels: int, size: int = 3, stride: int = 1, groups: int = 1):
+def conv(
+    inputs: jax.Array,
+    initialisation: str,
+    channels: int,
+    size: int = 3,
+    stride: int = 1,
+    groups: int = 1,
+):
     """A convolution of the enclosing module, normalised; `groups` equal to the channels makes it
     depthwise."""
     start = initialisers(initialisation, size * size * inputs.shape[-1] // groups)["kernel_init"]
-    layer = nn.Conv(channels, (size, size), stride, feature_group_count=groups, use_bias=False, kernel_init=start)
+    layer = nn.Conv(
+        channels,
+        (size, size),
+        stride,
+        feature_group_count=groups,
+        use_bias=False,
+        kernel_init=start,
+    )
     return nn.GroupNorm(num_groups=None, group_size=GROUP)(layer(inputs))
 
 

@@ -41,7 +41,9 @@ def rendered(figure: Figure, kind: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
-def panels(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Figure, list[list[Axes]]]:
+def panels(
+    rows: int, columns: int, width: float, height: float, **options: Any
+) -> tuple[Figure, list[list[Axes]]]:
     """A figure of `rows` x `columns` axes, each of this size in inches."""
     figure = Picture(figsize=(max(6.5, width * columns), height * rows), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, **options)

@@ -34,14 +34,24 @@ class Formatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=28, width=80)
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        return str(action.metavar) if action.nargs == "+" else super()._format_args(action, default_metavar)
+        return (
+            str(action.metavar)
+            if action.nargs == "+"
+            else super()._format_args(action, default_metavar)
+        )
 
 
 class Parser(argparse.ArgumentParser):
     """Raises our error, without the usage."""
 
     def __init__(self, **more: Any):
-        super().__init__(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS, formatter_class=Formatter, **more)
+        super().__init__(
+            add_help=False,
+            allow_abbrev=False,
+            usage=argparse.SUPPRESS,
+            formatter_class=Formatter,
+            **more,
+        )
 
     def error(self, message: str) -> NoReturn:
         raise PfedafmError(message)
@@ -56,8 +66,15 @@ def setting_parser(config: Config, everything: bool = True) -> Parser:
         value = getattr(owner, name)
         shown = ",".join(value) if isinstance(value, tuple) else str(value)
         shown = shown.lower() if isinstance(value, bool | None) else shown
-        text = setting.help if everything else shorten(setting.help.split(". ")[0], 51, placeholder=" …")
-        more: dict[str, Any] = {"type": partial(setting.read, prefix=prefix), "metavar": shorten(shown, 20) or "…"}
+        text = (
+            setting.help
+            if everything
+            else shorten(setting.help.split(". ")[0], 51, placeholder=" …")
+        )
+        more: dict[str, Any] = {
+            "type": partial(setting.read, prefix=prefix),
+            "metavar": shorten(shown, 20) or "…",
+        }
         if setting.kind is bool:
             more |= {"nargs": "?", "const": True}
         elif setting.kind is tuple:
@@ -88,12 +105,16 @@ def spelled(word: str) -> str:
     flag, equals, value = word[2:].partition("=")
     method, dot, name = flag.removeprefix("no-").rpartition(".")
     method, name = method.replace("-", "_"), name.replace("_", "-")
-    off = "no-" if flag.startswith("no-") or (dot and name.startswith("no-")) else ""  # --fml.no-detach-targets
+    off = (
+        "no-" if flag.startswith("no-") or (dot and name.startswith("no-")) else ""
+    )  # --fml.no-detach-targets
     name = name.removeprefix("no-") if dot else name
     return f"--{off}{method}{dot}{ALIASES.get(name, name)}{equals}{value}"
 
 
-def print_help(options: Parser, config: Config, program: str, description: str, everything: bool) -> None:
+def print_help(
+    options: Parser, config: Config, program: str, description: str, everything: bool
+) -> None:
     """Options and settings in groups, with the values of `config`; `everything`: the rare ones and
     methods' own too."""
     settings = setting_parser(config, everything)
@@ -113,9 +134,13 @@ def given(config: Config, words: list[str], options: Parser) -> Config:
     if unknown:
         flag = unknown[0].partition("=")[0]
         if not flag.startswith("-"):
-            raise PfedafmError(f"{unknown[0]!r} belongs to no option; settings are given as --SETTING VALUE")
+            raise PfedafmError(
+                f"{unknown[0]!r} belongs to no option; settings are given as --SETTING VALUE"
+            )
         flags = [word for one in (parser, options) for word in one._option_string_actions]
-        near = suggestion(flag, flags) or suggestion(flag, [word.rpartition(".")[2] for word in flags])
+        near = suggestion(flag, flags) or suggestion(
+            flag, [word.rpartition(".")[2] for word in flags]
+        )
         raise PfedafmError(f"unknown option {flag}{near}; --help and --help-all say what there is")
     values: dict[str, Any] = {}
     for name, value in vars(found).items():

@@ -1,8 +1,10 @@
-"""The networks of the paper's Table 1, extractor and header apart, and a registry for networks of your own.
+"""The networks of the paper's Table 1, extractor and header apart, and a registry for networks of
+your own.
 
-An extractor maps images `[batch, height, width, channels]` to representations `[batch, feature_size]`; a header maps
-representations to class scores. The five CNNs are conv 5x5 → max-pool 2x2, twice, then FC1 and FC2, all with ReLU; the
-representation is FC2's output after ReLU, and the header is FC3.
+An extractor maps images `[batch, height, width, channels]` to representations `[batch,
+feature_size]`; a header maps representations to class scores. The five CNNs are conv 5x5 → max-pool
+2x2, twice, then FC1 and FC2, all with ReLU; the representation is FC2's output after ReLU, and the
+header is FC3.
 """
 
 import math
@@ -25,7 +27,7 @@ Params = Any  # a pytree of arrays
 FEATURE_SIZE = 500
 
 
-# ---------------------------------------------------------------------------------------------- layers
+# ------------------------------------------------------------------------------------------- layers
 
 
 class Convolution(nn.Module):
@@ -65,7 +67,8 @@ class CNN(nn.Module):
 
 
 class WithLinear(nn.Module):
-    """An extractor of another width, followed by the linear layer that the paper adds to structure-agnostic models."""
+    """An extractor of another width, followed by the linear layer that the paper adds to
+    structure-agnostic models."""
 
     extractor: nn.Module
     features: int = FEATURE_SIZE
@@ -79,7 +82,7 @@ class WithLinear(nn.Module):
         return linear(self.features, features, self.initialisation, "match")
 
 
-# ---------------------------------------------------------------------------------------------- registry
+# ----------------------------------------------------------------------------------------- registry
 
 _EXTRACTORS: dict[str, Callable[..., nn.Module]] = {
     "cnn1": lambda **options: CNN(conv2=32, fc1=2000, **options),
@@ -93,8 +96,9 @@ _EXTRACTORS: dict[str, Callable[..., nn.Module]] = {
 def register_extractor(name: str, extractor: nn.Module) -> None:
     """Makes a Flax module usable as an architecture under `name`: images in, `[batch, width]` out.
 
-    A module with a field `features` gets its last layer set to the wanted width; any other gets a linear layer added
-    where its width differs. A field `initialisation` is set to that of the run. Modules that carry batch statistics are refused: use GroupNorm or LayerNorm.
+    A module with a field `features` gets its last layer set to the wanted width; any other gets a
+    linear layer added where its width differs. A field `initialisation` is set to that of the run.
+    Modules that carry batch statistics are refused: use GroupNorm or LayerNorm.
 
     >>> class Flat(nn.Module):
     ...     @nn.compact
@@ -107,12 +111,22 @@ def register_extractor(name: str, extractor: nn.Module) -> None:
     if not name.isidentifier():
         raise PfedafmError(f"extractor name {name!r}: use letters, digits and underscores")
     if not isinstance(extractor, nn.Module):
-        raise PfedafmError(f"extractor {name!r} is {extractor!r}; accepted: a Flax module, made: MyModule()")
+        raise PfedafmError(
+            f"extractor {name!r} is {extractor!r}; accepted: a Flax module, made: MyModule()"
+        )
 
     def build(features: int = FEATURE_SIZE, initialisation: str = "torch", **_):
         fields = getattr(extractor, "__dataclass_fields__", {})
-        known = extractor.clone(initialisation=initialisation) if "initialisation" in fields else extractor
-        return known.clone(features=features) if "features" in fields else WithLinear(known, features, initialisation)
+        known = (
+            extractor.clone(initialisation=initialisation)
+            if "initialisation" in fields
+            else extractor
+        )
+        return (
+            known.clone(features=features)
+            if "features" in fields
+            else WithLinear(known, features, initialisation)
+        )
 
     _EXTRACTORS[name] = build
     describe.cache_clear()
@@ -166,7 +180,8 @@ def _count(tree: Any) -> int:
 
 
 def _extractor_macs(extractor: nn.Module, params: Params, image_shape: tuple[int, int, int]) -> int:
-    """Multiply-adds of the algorithm's layers: by formula for the paper's CNNs, by XLA's own count for others."""
+    """Multiply-adds of the algorithm's layers: by formula for the paper's CNNs, by XLA's own count
+    for others."""
     if isinstance(extractor, CNN):
         macs, height, width = 0, *image_shape[:2]
         for layer in ("conv1", "conv2"):
@@ -174,7 +189,11 @@ def _extractor_macs(extractor: nn.Module, params: Params, image_shape: tuple[int
             height, width = (height - 4) // 2, (width - 4) // 2
         return macs + sum(math.prod(params[layer]["kernel"].shape) for layer in ("fc1", "fc2"))
     images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-    cost = jax.jit(lambda p, x: extractor.apply({"params": p}, x)).lower(params, images).cost_analysis()
+    cost = (
+        jax.jit(lambda p, x: extractor.apply({"params": p}, x))
+        .lower(params, images)
+        .cost_analysis()
+    )
     return int((cost or {}).get("flops", 0)) // 2
 
 
@@ -200,16 +219,22 @@ def describe(
         extra = sorted(set(variables) - {"params"})
         output = None if extra else jax.eval_shape(extractor.apply, variables, images)
     except Exception as error:  # a user's module may fail in any way; say which one and on what
-        raise PfedafmError(f"architecture {name!r} does not accept images of shape {image_shape}: {error}") from error
+        raise PfedafmError(
+            f"architecture {name!r} does not accept images of shape {image_shape}: {error}"
+        ) from error
     if output is None:
         raise PfedafmError(
             f"architecture {name!r} carries state besides its parameters ({', '.join(extra)}), which cannot be averaged "
             "or kept per client here: use GroupNorm or LayerNorm instead of BatchNorm"
         )
     if output.shape != (1, feature_size):
-        raise PfedafmError(f"architecture {name!r} gives {output.shape} for one image, expected (1, {feature_size})")
+        raise PfedafmError(
+            f"architecture {name!r} gives {output.shape} for one image, expected (1, {feature_size})"
+        )
     header = nn.Dense(num_classes, **initialisers(initialisation, feature_size))
-    header_params = jax.eval_shape(header.init, jax.random.key(0), jax.ShapeDtypeStruct((1, feature_size), jnp.float32))
+    header_params = jax.eval_shape(
+        header.init, jax.random.key(0), jax.ShapeDtypeStruct((1, feature_size), jnp.float32)
+    )
     return Architecture(
         name=name,
         extractor=extractor,

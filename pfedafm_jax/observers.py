@@ -108,7 +108,9 @@ def replay(run: Run | None, observers: Sequence[Observer]) -> None:
 
 def scalars(record: Record) -> dict[str, float]:
     """All finite numbers of a record, by the names that they have in `rounds.jsonl`."""
-    numbers = {n: v for n, v in record.as_dict().items() if n != "round" and isinstance(v, int | float)}
+    numbers = {
+        n: v for n, v in record.as_dict().items() if n != "round" and isinstance(v, int | float)
+    }
     return {name: float(value) for name, value in numbers.items() if np.isfinite(value)}
 
 
@@ -195,12 +197,16 @@ class WeightsAndBiases(Observer):
 
     NAME = "wandb.json"
 
-    def __init__(self, project: str, fresh: bool = False, log: Callable[[str], None] = lambda line: None):
+    def __init__(
+        self, project: str, fresh: bool = False, log: Callable[[str], None] = lambda line: None
+    ):
         self._project, self._fresh, self._log, self._run = project, fresh, log, None
         try:
             self._wandb: Any = importlib.import_module("wandb")
         except ImportError:
-            raise PfedafmError("--wandb needs the package wandb, which is not installed: pip install wandb") from None
+            raise PfedafmError(
+                "--wandb needs the package wandb, which is not installed: pip install wandb"
+            ) from None
         try:
             self._online = self._wandb.setup().settings.mode == "online"
             if self._online:
@@ -234,7 +240,9 @@ class WeightsAndBiases(Observer):
         number = observation.record.round
         if self._run is None or number < self._run.starting_step:
             return  # the server has it from before
-        distributions = {name: self._wandb.Histogram(values) for name, values in histograms(observation).items()}
+        distributions = {
+            name: self._wandb.Histogram(values) for name, values in histograms(observation).items()
+        }
         self._run.log({**scalars(observation.record), **distributions}, step=number)
 
     def finish(self, summary: Summary) -> None:

@@ -56,7 +56,9 @@ def save(figure: Figure, path: str | Path) -> Path:
 # ------------------------------------------------------------------------------- one run
 
 
-def accuracy_by_round(rounds: pd.DataFrame, predictions: Sequence[str] = ("own",), title: str = "") -> Figure:
+def accuracy_by_round(
+    rounds: pd.DataFrame, predictions: Sequence[str] = ("own",), title: str = ""
+) -> Figure:
     """Mean accuracy of each round's participants, and of all clients where evaluated.
 
     Args:
@@ -85,7 +87,9 @@ def accuracy_by_round(rounds: pd.DataFrame, predictions: Sequence[str] = ("own",
     return figure
 
 
-def accuracy_by_client(accuracy: np.ndarray, groups: np.ndarray, names: Sequence[str], title: str = "") -> Figure:
+def accuracy_by_client(
+    accuracy: np.ndarray, groups: np.ndarray, names: Sequence[str], title: str = ""
+) -> Figure:
     """Each client's accuracy, sorted within its architecture; the dashed line is the mean.
 
     Args:
@@ -159,7 +163,9 @@ def classes_by_client(counts: np.ndarray, title: str = "") -> Figure:
     return figure
 
 
-def of_run(run: Run, counts: np.ndarray | None = None, titled: bool = True) -> dict[str, Callable[[], Figure]]:
+def of_run(
+    run: Run, counts: np.ndarray | None = None, titled: bool = True
+) -> dict[str, Callable[[], Figure]]:
     """What can be drawn of a run, by name: accuracy, clients, mix, split (from `counts`)."""
     config, clients, name = run.config, run.clients, ""
     if titled:
@@ -180,7 +186,9 @@ def of_run(run: Run, counts: np.ndarray | None = None, titled: bool = True) -> d
     return found
 
 
-def draw_all(run: Run, counts: np.ndarray, folder: str | Path, log: Callable[[str], object]) -> list[Path]:
+def draw_all(
+    run: Run, counts: np.ndarray, folder: str | Path, log: Callable[[str], object]
+) -> list[Path]:
     """All pictures of a run as PNG files; one that cannot be drawn costs a line of `log`.
 
     `counts` has the images of each class at each client, `[clients, classes]`.

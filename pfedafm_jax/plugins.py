@@ -28,8 +28,18 @@ def load_plugin(path: str | Path) -> None:
     except PfedafmError as error:
         raise PfedafmError(f"plugin {path}: {error}") from error
     except (Exception, SystemExit) as error:  # the file may fail in any way; say where
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == spec.origin]
+        frames = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == spec.origin
+        ]
         line = (
-            getattr(error, "lineno", None) if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
+            getattr(error, "lineno", None)
+            if isinstance(error, SyntaxError)
+            else frames[-1].lineno
+            if frames
+            else None
         )
-        raise PfedafmError(f"plugin {path}, line {line}: {type(error).__name__}: {error}") from error
+        raise PfedafmError(
+            f"plugin {path}, line {line}: {type(error).__name__}: {error}"
+        ) from error

@@ -46,4 +46,6 @@ def paper_scale(config: Config, num_clients: int = 100) -> Config:
     if num_clients not in PAPER_COLUMNS:
         raise bad("paper", num_clients, "10, 50 or 100 clients (with C = 100 %, 20 %, 10 %)")
     length = {"rounds": 500, "local_epochs": 10, "learning_rate": 0.01}
-    return updated(config, length | {"num_clients": num_clients, "participation": PAPER_COLUMNS[num_clients]})
+    return updated(
+        config, length | {"num_clients": num_clients, "participation": PAPER_COLUMNS[num_clients]}
+    )

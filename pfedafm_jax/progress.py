@@ -29,7 +29,8 @@ def clean(text: object) -> str:
     'a\\\\x1b[31m \\\\udcff é'
     """
     return "".join(
-        one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode() for one in str(text)
+        one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode()
+        for one in str(text)
     )
 
 

@@ -1,4 +1,5 @@
-"""Settings as arguments of compiled programs: their numbers are data, all else of them is structure.
+"""Settings as arguments of compiled programs: their numbers are data, all else of them is
+structure.
 
 A program that is compiled for one learning rate runs with any other.
 """
@@ -14,13 +15,16 @@ def register(kind: type, numbers: Callable[[type], Iterable[str]]) -> None:
     """Makes a dataclass a pytree.
 
     Args:
-        numbers: the names of its fields that are leaves, or trees of leaves; asked when one is needed. A field that is
-            None has no leaf, so that a number that is not given is structure.
+        numbers: the names of its fields that are leaves, or trees of leaves; asked when one is
+            needed. A field that is None has no leaf, so that a number that is not given is
+            structure.
     """
 
     def flatten(one: Any) -> tuple[tuple, tuple]:
         names = tuple(numbers(kind))
-        rest = tuple((f.name, getattr(one, f.name)) for f in dataclasses.fields(kind) if f.name not in names)
+        rest = tuple(
+            (f.name, getattr(one, f.name)) for f in dataclasses.fields(kind) if f.name not in names
+        )
         return tuple(getattr(one, name) for name in names), (names, rest)
 
     def unflatten(structure: tuple, leaves: Iterable[Any]) -> Any:

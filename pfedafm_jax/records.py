@@ -306,7 +306,9 @@ class RunFolder:
                 left.unlink(missing_ok=True)
             yield
 
-    def start(self, about: Mapping[str, Any], partition: Partition, records: Sequence[Record]) -> None:
+    def start(
+        self, about: Mapping[str, Any], partition: Partition, records: Sequence[Record]
+    ) -> None:
         """Settings, split and the records so far; what a finished run adds is removed."""
         for name in ("summary.json", "clients.npz"):
             (self / name).unlink(missing_ok=True)
@@ -323,7 +325,9 @@ class RunFolder:
         with open(self / "rounds.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(record.as_dict()) + "\n")
 
-    def finish(self, summary: Summary, records: Sequence[Record], clients: Mapping[str, np.ndarray]) -> None:
+    def finish(
+        self, summary: Summary, records: Sequence[Record], clients: Mapping[str, np.ndarray]
+    ) -> None:
         """Numbers of single clients, the records once more, and last of all the summary."""
         arrays: dict[str, Any] = dict(clients)
         write_atomically(self / "clients.npz", lambda file: np.savez_compressed(file, **arrays))

@@ -135,7 +135,9 @@ def _over_seeds(runs: Sequence[Run], settings: Sequence[dict[str, Any]]) -> list
     groups: dict[str, list[Run]] = {}
     free = {"seed", *NOT_IN_RESULTS} - {"rounds"}
     for run, own in zip(runs, settings, strict=True):
-        groups.setdefault(str([pair for pair in own.items() if pair[0] not in free]), []).append(run)
+        groups.setdefault(str([pair for pair in own.items() if pair[0] not in free]), []).append(
+            run
+        )
     return [
         [found[0].title, _seeds(found), *cells(over_seeds(found))[0][1:]]
         for found in groups.values()
@@ -212,7 +214,11 @@ def _costs(run: Run) -> list[list[str]]:
     frame: Any = run.per_round()
     summary = run.summary
     visits, rows = max(1, sum(len(record.participants) for record in run.records)), []
-    for title, name in {"floats up": "floats_up", "floats down": "floats_down", "FLOPs": "flops"}.items():
+    for title, name in {
+        "floats up": "floats_up",
+        "floats down": "floats_down",
+        "FLOPs": "flops",
+    }.items():
         total = float(frame[name].sum())
         rows.append([title, human(total / visits), human(total / len(frame)), human(total)])
     seconds = frame["seconds"]
@@ -241,7 +247,9 @@ def _drawn(
                 legend_below(figure)
             found[name] = _source(rendered(figure, "png", dpi=200, transparent=True))
         except Exception as error:
-            failed.append(f"The picture {name} could not be drawn ({type(error).__name__}: {error}).")
+            failed.append(
+                f"The picture {name} could not be drawn ({type(error).__name__}: {error})."
+            )
     return found, failed
 
 

@@ -123,7 +123,9 @@ def per_round(records: Sequence[Record]) -> pd.DataFrame:
     """
     rows = [record.as_dict() for record in records]
     columns = dict.fromkeys(name for row in rows for name in row if name != "participants")
-    return pd.DataFrame({name: pd.to_numeric(pd.Series([row.get(name) for row in rows])) for name in columns})
+    return pd.DataFrame(
+        {name: pd.to_numeric(pd.Series([row.get(name) for row in rows])) for name in columns}
+    )
 
 
 # -------------------------------------------------------------------------------- reading
@@ -289,7 +291,8 @@ def differing(runs: Sequence[Run]) -> list[str]:
     return [
         name
         for name in names
-        if name not in NOT_IN_RESULTS and len({json.dumps(run.settings[name]) for run in runs if _has(run, name)}) > 1
+        if name not in NOT_IN_RESULTS
+        and len({json.dumps(run.settings[name]) for run in runs if _has(run, name)}) > 1
     ]
 
 

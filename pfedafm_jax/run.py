@@ -104,7 +104,11 @@ def train(
         command, observers, signals: as in `run`.
         log: told of single lines, such as a damaged checkpoint.
     """
-    bar, signals, place = bar or Progress(0, hidden=True), signals or Signals(), standing.task.folder
+    bar, signals, place = (
+        bar or Progress(0, hidden=True),
+        signals or Signals(),
+        standing.task.folder,
+    )
     if plan is not None:
         print_plan(experiment, plan, place)
     bar.compiling()
@@ -115,7 +119,10 @@ def train(
         return []
     processes, folder = experiment.programs.processes, RunFolder(place)
     observers = observers if processes.first else ()
-    with folder.lock() if processes.first else contextlib.nullcontext(), contextlib.ExitStack() as closing:
+    with (
+        folder.lock() if processes.first else contextlib.nullcontext(),
+        contextlib.ExitStack() as closing,
+    ):
         checkpoints = Checkpoints(checkpoint_folder(place), identity(experiment), log, processes)
         try:
             if standing.state == "again" and processes.first:

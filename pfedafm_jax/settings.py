@@ -39,7 +39,8 @@ _LIMITS = {Ge: (" from ", ge), Gt: (" above ", gt), Le: (" to ", le), Lt: (", be
 
 @cache
 def numbers(kind: type) -> list[str]:
-    """The settings of a class that are numbers to tune, and data of compiled programs: its floats."""
+    """The settings of a class that are numbers to tune, and data of compiled programs: its
+    floats."""
     # By the types alone, without `settings_of`: this is asked while programs are traced.
     return [name for name, hint in get_type_hints(kind).items() if float in (hint, *get_args(hint))]
 
@@ -109,7 +110,10 @@ class Setting:
             str: "a text",
             tuple: "a tuple of names",
         }
-        limits = (word + (f"{end:,}" if isinstance(end, int) else f"{end:g}") for word, _, end in self.limits)
+        limits = (
+            word + (f"{end:,}" if isinstance(end, int) else f"{end:g}")
+            for word, _, end in self.limits
+        )
         return names[self.kind] + "".join(limits) + (" or none" if self.optional else "")
 
     def check(self, value: Any, prefix: str = "") -> None:
@@ -126,14 +130,20 @@ class Setting:
             return False
         if isinstance(value, float) and not math.isfinite(value):
             return False
-        return (not self.choices or value in self.choices) and all(holds(value, end) for _, holds, end in self.limits)
+        return (not self.choices or value in self.choices) and all(
+            holds(value, end) for _, holds, end in self.limits
+        )
 
     def read(self, text: str, prefix: str = "") -> Any:
         """A value from the command line."""
         if self.optional and text.lower() == "none":
             return None
         try:
-            return {"true": True, "false": False}[text.lower()] if self.kind is bool else self.kind(text)
+            return (
+                {"true": True, "false": False}[text.lower()]
+                if self.kind is bool
+                else self.kind(text)
+            )
         except (ValueError, KeyError):
             raise bad(prefix + self.name, text, self.accepted) from None
 
@@ -147,16 +157,26 @@ def settings_of(kind: type) -> dict[str, Setting]:
         hint = hints[field.name]
         if get_origin(hint) is tuple and get_args(hint) != (str, ...):
             continue  # `Config.settings`, which is made of settings
-        members = [hint] if get_origin(hint) in (Annotated, Literal, tuple, None) else list(get_args(hint))
+        members = (
+            [hint]
+            if get_origin(hint) in (Annotated, Literal, tuple, None)
+            else list(get_args(hint))
+        )
         inner = [member for member in members if member is not type(None)]
         limits: tuple[Any, ...] = ()
         if len(inner) == 1 and get_origin(inner[0]) is Annotated:
             inner[0], *rest = get_args(inner[0])
-            limits = tuple((*_LIMITS[type(one)], astuple(one)[0]) for one in rest if type(one) in _LIMITS)
+            limits = tuple(
+                (*_LIMITS[type(one)], astuple(one)[0]) for one in rest if type(one) in _LIMITS
+            )
         base = get_origin(inner[0]) or inner[0]
         choices = get_args(inner[0]) if base is Literal else ()
         base = str if choices else base
-        if len(inner) != 1 or base not in (bool, int, float, str, tuple) or field.default is dataclasses.MISSING:
+        if (
+            len(inner) != 1
+            or base not in (bool, int, float, str, tuple)
+            or field.default is dataclasses.MISSING
+        ):
             raise TypeError(f"{field.name}: {hint}")
         optional = type(None) in members
         found[field.name] = Setting(
@@ -171,7 +191,11 @@ def _texts(kind: type) -> dict[str, str]:
     for owner in reversed(kind.__mro__[:-1]):
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
-        except (OSError, TypeError, SyntaxError):  # defined in a session or made by a call: no source to read
+        except (
+            OSError,
+            TypeError,
+            SyntaxError,
+        ):  # defined in a session or made by a call: no source to read
             continue
         body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
         for field, after in itertools.pairwise(body):
@@ -197,7 +221,9 @@ def changed(settings: Kind, values: Mapping[str, Any], prefix: str = "") -> Kind
     for name in values:
         if name not in names:
             raise PfedafmError(f"unknown setting {prefix + str(name)}; known: {known(name, names)}")
-    new = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    new = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
     try:
         return dataclasses.replace(settings, **new)  # type: ignore[type-var]
     except (ValueError, TypeError) as error:  # a `__post_init__` that checks for itself

@@ -49,7 +49,11 @@ def checkpoint_folder(run_dir: str | Path) -> Path:
 
 
 def look(
-    task: Task, *, fresh: bool = False, longer: bool = False, log: Callable[[str], None] = console.print
+    task: Task,
+    *,
+    fresh: bool = False,
+    longer: bool = False,
+    log: Callable[[str], None] = console.print,
 ) -> Standing:
     """What there is to do of a task; raises before any work where its folder cannot be used.
 
@@ -81,7 +85,8 @@ def look(
         raise bad("rounds", config.rounds, accepted)
     if finished and not saved and not longer:
         raise PfedafmError(
-            f"{place} is finished after {finished} rounds and has no checkpoint to resume from; " + ELSEWHERE
+            f"{place} is finished after {finished} rounds and has no checkpoint to resume from; "
+            + ELSEWHERE
         )
     if jax.process_index() == 0:  # the one that writes
         RunFolder(place).check()

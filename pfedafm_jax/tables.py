@@ -26,7 +26,8 @@ def table(runs: Sequence[Run]) -> pd.DataFrame:
     """One row a run, by its label: settings that differ, `finished`, the numbers of the summary."""
     names = [name for name in differing(runs) if name not in ("method", "dataset")]
     rows = [
-        {**{name: run.settings.get(name) for name in names}, "finished": run.finished} | run.summary.as_dict()
+        {**{name: run.settings.get(name) for name in names}, "finished": run.finished}
+        | run.summary.as_dict()
         for run in runs
     ]
     frame = pd.DataFrame(rows, index=pd.Index(labels(runs), name="run"))
@@ -65,13 +66,21 @@ def cells(frame: pd.DataFrame) -> list[list[str]]:
     rows = []
     for label, row in frame.to_dict("index").items():
         diverged = row["diverged", "round"]
-        words = [str(label) + ("" if np.isnan(diverged) else f" (diverged at round {diverged:.0f})")]
+        words = [
+            str(label) + ("" if np.isnan(diverged) else f" (diverged at round {diverged:.0f})")
+        ]
         for name in COLUMNS:
             value, deviation = row[name, "mean"], row[name, "deviation"]
             if name.endswith(("accuracy", "over_clients")):
                 words.append(percent(value, deviation))
             else:
-                words.append("–" if np.isnan(value) else f"{value:.0f}" if name == "seconds" else human(value))
+                words.append(
+                    "–"
+                    if np.isnan(value)
+                    else f"{value:.0f}"
+                    if name == "seconds"
+                    else human(value)
+                )
         rows.append(words)
     return rows
 
@@ -97,7 +106,9 @@ def percent(value: float | None, deviation: float | None = None) -> str:
     """
     if value is None or np.isnan(value):
         return "–"
-    return f"{100 * value:.2f}" + ("" if deviation is None or np.isnan(deviation) else f" ± {100 * deviation:.2f}")
+    return f"{100 * value:.2f}" + (
+        "" if deviation is None or np.isnan(deviation) else f" ± {100 * deviation:.2f}"
+    )
 
 
 def human(number: float) -> str:

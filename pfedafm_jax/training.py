@@ -1,7 +1,10 @@
-"""One client's local training: its batches, its epochs, its SGD. Every method trains through `train`.
+"""One client's local training: its batches, its epochs, its SGD. Every method trains through
+`train`.
 
-Everything here is written for one client and runs as it is; the engine maps it over many. Under that map, clients of
-different sizes go in lockstep: loops run to the longest of them and the finished ones are held still.
+Everything here is written for one client and runs as it is; the engine maps it over many. Under
+that map, clients of
+different sizes go in lockstep: loops run to the longest of them and the finished ones are held
+still.
 """
 
 import math
@@ -25,7 +28,8 @@ EVALUATION_BATCH = 64
 
 
 class ClientData(NamedTuple):
-    """One client's data on the device: rows of the dataset, padded to the longest client of its group."""
+    """One client's data on the device: rows of the dataset, padded to the longest client of its
+    group."""
 
     images: jax.Array  # uint8 [all, height, width, channels], shared by all clients
     labels: jax.Array  # int32 [all]
@@ -46,7 +50,8 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How a client trains. A pytree: the numbers are its leaves, the rest decides what is compiled."""
+    """How a client trains. A pytree: the numbers are its leaves, the rest decides what is
+    compiled."""
 
     batch_size: int
     rest_size: int  # size of the program for a short last batch, see `rest_batch_size`
@@ -72,8 +77,8 @@ class LocalTraining:
     ) -> "LocalTraining":
         """The settings of `config` for clients with these numbers of training samples.
 
-        What is compiled depends on the mean of `sizes` wherever it can, so that splits of other seeds have it in common:
-        the factors are such that no usual mean is where the result jumps.
+        What is compiled depends on the mean of `sizes` wherever it can, so that splits of other
+        seeds have it in common: the factors are such that no usual mean is where the result jumps.
         """
         usual = np.mean(sizes)
         longest = max(*sizes, 1, round(1.21 * usual))
@@ -81,7 +86,9 @@ class LocalTraining:
         about = 16 * max(1, int((usual + 7) // 16))
         return cls(
             batch_size=batch_size,
-            rest_size=rest_batch_size(batch_size, [round(about * (0.8 + 0.01 * step)) for step in range(41)]),
+            rest_size=rest_batch_size(
+                batch_size, [round(about * (0.8 + 0.01 * step)) for step in range(41)]
+            ),
             local_epochs=config.local_epochs,
             learning_rate=config.rate,
             momentum=config.momentum,
@@ -95,11 +102,15 @@ class LocalTraining:
         )
 
 
-register(LocalTraining, lambda kind: ("learning_rate", "momentum", "weight_decay", "clip_norm", "mean", "std"))
+register(
+    LocalTraining,
+    lambda kind: ("learning_rate", "momentum", "weight_decay", "clip_norm", "mean", "std"),
+)
 
 
 def table_width(sizes: Sequence[int]) -> int:
-    """How wide tables of clients' rows are: 2, 3, 4, 6, 8, 12, … with room, so that other splits fit the same programs.
+    """How wide tables of clients' rows are: 2, 3, 4, 6, 8, 12, … with room, so that other splits
+    fit the same programs.
 
     >>> table_width([470, 490]), table_width([700, 10])
     (768, 768)
@@ -110,15 +121,19 @@ def table_width(sizes: Sequence[int]) -> int:
 
 
 def rest_batch_size(batch_size: int, sizes: list[int]) -> int:
-    """The size of a second, smaller program for the clients' last, partial batches; `batch_size` where it is not worth it.
+    """The size of a second, smaller program for the clients' last, partial batches; `batch_size`
+    where it is not worth it.
 
-    Compiled batches have one size, so 18 samples left over from a batch of 512 would cost as much as 512. The smaller
-    program doubles the time to compile, so it is used only where it saves a tenth of the work of these clients.
+    Compiled batches have one size, so 18 samples left over from a batch of 512 would cost as much
+    as 512. The smaller program doubles the time to compile, so it is used only where it saves a
+    tenth of the work of these clients.
     """
 
     def slots(rest_size: int) -> int:
         rests = (size % batch_size for size in sizes)
-        last = (0 if rest == 0 else rest_size if rest <= rest_size else batch_size for rest in rests)
+        last = (
+            0 if rest == 0 else rest_size if rest <= rest_size else batch_size for rest in rests
+        )
         return sum(sizes) - sum(size % batch_size for size in sizes) + sum(last)
 
     candidates = [math.ceil(batch_size * eighths / 8) for eighths in range(1, 8)]
@@ -126,7 +141,7 @@ def rest_batch_size(batch_size: int, sizes: list[int]) -> int:
     return best if slots(best) < 0.9 * slots(batch_size) else batch_size
 
 
-# ---------------------------------------------------------------------------------------------- batches
+# ------------------------------------------------------------------------------------------ batches
 
 
 def epoch_order(key: jax.Array, num: jax.Array, longest: int) -> jax.Array:
@@ -140,9 +155,14 @@ def epoch_order(key: jax.Array, num: jax.Array, longest: int) -> jax.Array:
 
 
 def make_batch(
-    training: LocalTraining, key: jax.Array, data: ClientData, positions: jax.Array, count: jax.Array
+    training: LocalTraining,
+    key: jax.Array,
+    data: ClientData,
+    positions: jax.Array,
+    count: jax.Array,
 ) -> Batch:
-    """The samples at these positions of a client's training data; only the first `count` are real."""
+    """The samples at these positions of a client's training data; only the first `count` are
+    real."""
     rows = data.train[positions]
     images = normalise(data.images[rows], training.mean, training.std)
     if training.augments:
@@ -196,7 +216,8 @@ class SGD(NamedTuple):
 
 
 class Partitioned(NamedTuple):
-    """One optimizer for each top-level part of the trained tree, with its own clipping; its state is keyed likewise."""
+    """One optimizer for each top-level part of the trained tree, with its own clipping; its state
+    is keyed likewise."""
 
     parts: dict[str, SGD]
 
@@ -204,12 +225,21 @@ class Partitioned(NamedTuple):
         return {name: optimizer.init(params[name]) for name, optimizer in self.parts.items()}
 
     def step(self, params: Tree, state: Tree, gradient: Tree, active: jax.typing.ArrayLike = True):
-        moved = {name: o.step(params[name], state[name], gradient[name], active) for name, o in self.parts.items()}
-        return {name: pair[0] for name, pair in moved.items()}, {name: pair[1] for name, pair in moved.items()}
+        moved = {
+            name: o.step(params[name], state[name], gradient[name], active)
+            for name, o in self.parts.items()
+        }
+        return {name: pair[0] for name, pair in moved.items()}, {
+            name: pair[1] for name, pair in moved.items()
+        }
 
 
 def sgd(
-    training: LocalTraining, *, learning_rate: float | None = None, weight_decay: float | None = None, clip: bool = True
+    training: LocalTraining,
+    *,
+    learning_rate: float | None = None,
+    weight_decay: float | None = None,
+    clip: bool = True,
 ) -> SGD:
     """The optimizer of a client's training, with other numbers where given."""
     return SGD(
@@ -240,8 +270,9 @@ def train(
 ) -> Trained:
     """E epochs of SGD on `loss(params, batch)` over the client's training data.
 
-    Only what is in `params` is trained, decayed and carried by momentum; whatever else the loss uses is frozen.
-    `project` maps trained params back to where they may be, and leaves those alone that are there.
+    Only what is in `params` is trained, decayed and carried by momentum; whatever else the loss
+    uses is frozen. `project` maps trained params back to where they may be, and leaves those alone
+    that are there.
     """
     size, rest_size, longest = training.batch_size, training.rest_size, data.train.shape[0]
     rest = data.num_train % size
@@ -278,16 +309,23 @@ def train(
         carry = lax.fori_loop(0, loop_bound, full, carry)
         return lax.fori_loop(0, rest_bound, last, carry) if rest_size < size else carry
 
-    params, state, loss_sum = lax.fori_loop(0, training.local_epochs, epoch, (params, state, jnp.float32(0)))
+    params, state, loss_sum = lax.fori_loop(
+        0, training.local_epochs, epoch, (params, state, jnp.float32(0))
+    )
     seen = jnp.maximum(data.num_train * training.local_epochs, 1).astype(jnp.float32)
     return Trained(params, loss_sum / seen, state)
 
 
-def extract_all(training: LocalTraining, extract: Callable[[jax.Array], jax.Array], data: ClientData) -> jax.Array:
-    """Features of all of a client's training images, not augmented: `[longest + batch, features]`, row by position."""
+def extract_all(
+    training: LocalTraining, extract: Callable[[jax.Array], jax.Array], data: ClientData
+) -> jax.Array:
+    """Features of all of a client's training images, not augmented: `[longest + batch, features]`,
+    row by position."""
     size, longest = training.batch_size, data.train.shape[0]
     rows = jnp.pad(data.train, (0, size))
-    width = jax.eval_shape(extract, jax.ShapeDtypeStruct((size, *data.images.shape[1:]), jnp.float32)).shape[-1]
+    width = jax.eval_shape(
+        extract, jax.ShapeDtypeStruct((size, *data.images.shape[1:]), jnp.float32)
+    ).shape[-1]
 
     def block(index, table):
         images = data.images[lax.dynamic_slice(rows, (index * size,), (size,))]

@@ -37,10 +37,13 @@ def record(
     )
 
 
-def run_by_hand(records, folder=None, *, finished=True, last_accuracies=None, visits=None, **settings) -> Run:
+def run_by_hand(
+    records, folder=None, *, finished=True, last_accuracies=None, visits=None, **settings
+) -> Run:
     """A run with these records; in a folder it is written there and read back.
 
-    `last_accuracies` `[clients]` are those of the last evaluation of all clients, `visits` arrays `[rounds, clients]`.
+    `last_accuracies` `[clients]` are those of the last evaluation of all clients, `visits` arrays
+    `[rounds, clients]`.
     """
     config = updated(Config(), settings)
     clients = config.num_clients
@@ -55,7 +58,9 @@ def run_by_hand(records, folder=None, *, finished=True, last_accuracies=None, vi
         "architectures": list(config.architectures),
     }
     summary = summarize(records, about, last_accuracies, compile_seconds=1.5)
-    scores = np.zeros((0, clients)) if last_accuracies is None else np.asarray(last_accuracies)[None]
+    scores = (
+        np.zeros((0, clients)) if last_accuracies is None else np.asarray(last_accuracies)[None]
+    )
     arrays = {
         "evaluation_rounds": np.full(len(scores), len(records)),
         "all_clients/accuracy": scores,
@@ -68,7 +73,9 @@ def run_by_hand(records, folder=None, *, finished=True, last_accuracies=None, vi
         return Run(about, list(records), summary, finished, arrays=arrays)
     writer, rows = RunFolder(folder), np.arange(10 * clients, dtype=np.int32).reshape(clients, 10)
     with writer.lock():
-        writer.start(about, Partition(tuple(rows[:, :8]), tuple(rows[:, 8:]), tuple(rows[:, :0])), records)
+        writer.start(
+            about, Partition(tuple(rows[:, :8]), tuple(rows[:, 8:]), tuple(rows[:, :0])), records
+        )
         if finished:
             writer.finish(summary, records, arrays)
     return read_run(folder)

@@ -1,4 +1,5 @@
-"""Every test runs on four fake devices, with silent broadcasting, mixed dtypes and warnings as errors."""
+"""Every test runs on four fake devices, with silent broadcasting, mixed dtypes and warnings as
+errors."""
 
 import dataclasses
 import gc
@@ -29,7 +30,8 @@ FEATURES = 12
 
 
 class Small(nn.Module):
-    """A network of the paper's kind in miniature, for 8x8 images: it compiles in a fraction of a second."""
+    """A network of the paper's kind in miniature, for 8x8 images: it compiles in a fraction of a
+    second."""
 
     conv: int
     hidden: int
@@ -50,10 +52,13 @@ register_extractor("small_b", Small(conv=3, hidden=10))
 
 @pytest.fixture(autouse=True, scope="module")
 def compiled_programs(request):
-    """Compiling is most of the time of most tests, so it is done in full only in files and tests marked `optimised`, and by
-    all commands that tests start. What was compiled is forgotten after each file: every program holds memory maps, and
-    thousands of them in one process end in a crash inside XLA."""
-    jax.config.update("jax_disable_most_optimizations", request.node.get_closest_marker("optimised") is None)
+    """Compiling is most of the time of most tests, so it is done in full only in files and tests
+    marked `optimised`, and by all commands that tests start. What was compiled is forgotten after
+    each file: every program holds memory maps, and thousands of them in one process end in a crash
+    inside XLA."""
+    jax.config.update(
+        "jax_disable_most_optimizations", request.node.get_closest_marker("optimised") is None
+    )
     yield
     compiled.cache_clear()
     jax.clear_caches()
@@ -63,7 +68,9 @@ def compiled_programs(request):
 @pytest.fixture(autouse=True)
 def compiled_in_full(request):
     """A single test of a file, marked `optimised`."""
-    alone = request.node.get_closest_marker("optimised") and not request.node.parent.get_closest_marker("optimised")
+    alone = request.node.get_closest_marker(
+        "optimised"
+    ) and not request.node.parent.get_closest_marker("optimised")
     if alone:
         jax.config.update("jax_disable_most_optimizations", False)
     yield
@@ -74,14 +81,21 @@ def compiled_in_full(request):
 @pytest.fixture(scope="session")
 def dataset() -> Dataset:
     """240 images of 8x8 pixels in 4 classes."""
-    return dataset_from_arrays("small", *make_synthetic(4, 240, seed=3, image_size=8), num_classes=4)
+    return dataset_from_arrays(
+        "small", *make_synthetic(4, 240, seed=3, image_size=8), num_classes=4
+    )
 
 
 @pytest.fixture(scope="session")
 def partition(dataset) -> Partition:
-    """Six clients of different sizes: with batches of 8, some have a partial last batch and one has no full one."""
+    """Six clients of different sizes: with batches of 8, some have a partial last batch and one has
+    no full one."""
     sizes = [(21, 5), (16, 5), (29, 5), (5, 5), (19, 70), (24, 5)]
-    order, train, test = np.random.default_rng(0).permutation(len(dataset.images)).astype(np.int32), [], []
+    order, train, test = (
+        np.random.default_rng(0).permutation(len(dataset.images)).astype(np.int32),
+        [],
+        [],
+    )
     for num_train, num_test in sizes:
         train.append(np.sort(order[:num_train]))
         test.append(np.sort(order[num_train : num_train + num_test]))

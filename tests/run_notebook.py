@@ -1,6 +1,8 @@
-"""Runs a notebook from top to bottom in a fresh kernel of this Python: `python tests/run_notebook.py NOTEBOOK [COPY]`.
+"""Runs a notebook from top to bottom in a fresh kernel of this Python: `python
+tests/run_notebook.py NOTEBOOK [COPY]`.
 
-`COPY` gets the notebook with its outputs. A cell that fails ends it with the cell's traceback and code 1.
+`COPY` gets the notebook with its outputs. A cell that fails ends it with the cell's traceback and
+code 1.
 """
 
 import sys
@@ -24,7 +26,9 @@ class ThisPython(KernelSpecManager):
 def main(path: Path, copy: Path | None) -> int:
     notebook = nbformat.read(path, as_version=4)
     manager = AsyncKernelManager(kernel_spec_manager=ThisPython())
-    client = NotebookClient(notebook, km=manager, timeout=300, resources={"metadata": {"path": str(path.parent)}})
+    client = NotebookClient(
+        notebook, km=manager, timeout=300, resources={"metadata": {"path": str(path.parent)}}
+    )
     try:
         client.execute()
     except CellExecutionError as error:

@@ -16,11 +16,23 @@ from pfedafm_jax.models import describe, register_extractor
 from pfedafm_jax.presets import with_preset
 from pfedafm_jax.training import LocalTraining
 
-METHODS = ["pfedafm", "standalone", "lg_fedavg", "fd", "fedproto", "fml", "fedkd", "fedapen", "fedper", "fedrep"]
+METHODS = [
+    "pfedafm",
+    "standalone",
+    "lg_fedavg",
+    "fd",
+    "fedproto",
+    "fml",
+    "fedkd",
+    "fedapen",
+    "fedper",
+    "fedrep",
+]
 # Uneven clients: 2 has a single, partial batch of a single class, and nobody has class 3.
 SIZES, SEEN = (11, 15, 3, 7), ((0, 1), (0, 1, 2), (2,), (1, 2))
 CLASSES, ABSENT, WIDTH = 4, 3, 6
-# Settings under which more happens than by default: strong coding, a weight that moves, unlike halves of a loss.
+# Settings under which more happens than by default: strong coding, a weight that moves, unlike
+# halves of a loss.
 OWN = {
     "fd": {"temperature": 0.5, "gamma": 0.5},
     "fedproto": {"lambda_mse": 10.0},
@@ -71,15 +83,21 @@ def small_data():
     """(dataset, partition): 3x3 images, brighter by class."""
     rng = np.random.default_rng(0)
     labels = np.arange(120) % CLASSES
-    images = (rng.integers(0, 60, (120, 3, 3, 1)) + 60 * labels[:, None, None, None]).astype(np.uint8)
-    dataset = dataset_from_arrays("small", images, labels, images[:1], labels[:1], num_classes=CLASSES)
+    images = (rng.integers(0, 60, (120, 3, 3, 1)) + 60 * labels[:, None, None, None]).astype(
+        np.uint8
+    )
+    dataset = dataset_from_arrays(
+        "small", images, labels, images[:1], labels[:1], num_classes=CLASSES
+    )
     rows, train, test = np.arange(120, dtype=np.int32), [], []
     for size, seen in zip(SIZES, SEEN, strict=True):
         mine = rows[np.isin(labels[rows], seen)][: size + 5]
         train.append(mine[:size])
         test.append(mine[size:])
         rows = np.setdiff1d(rows, mine)
-    return dataset, Partition(tuple(train), tuple(test), tuple(np.zeros(0, np.int32) for _ in SIZES))
+    return dataset, Partition(
+        tuple(train), tuple(test), tuple(np.zeros(0, np.int32) for _ in SIZES)
+    )
 
 
 @cache
@@ -95,7 +113,8 @@ def start(programs: Programs):
 
 
 def play(programs: Programs, *rounds, loop=engine):
-    """(clients' states, server, numbers of each round, evaluation) after rounds with these participants."""
+    """(clients' states, server, numbers of each round, evaluation) after rounds with these
+    participants."""
     state, info = loop.start(programs), []
     for number, participants in enumerate(rounds):
         state, result = loop.run_round(programs, state, number, participants)
@@ -114,8 +133,15 @@ def real(name: str, classes: int, **changes) -> Method:
 
 
 def same(one, other) -> bool:
-    return all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+    return all(
+        np.array_equal(a, b)
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    )
 
 
 def assert_close(one, other, **tolerance) -> None:
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **{"rtol": 1e-4, "atol": 1e-5, **tolerance}), one, other)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, **{"rtol": 1e-4, "atol": 1e-5, **tolerance}),
+        one,
+        other,
+    )

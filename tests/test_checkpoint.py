@@ -1,4 +1,5 @@
-"""Checkpoints by themselves: what comes back, what a save costs, what is kept, and what damage does."""
+"""Checkpoints by themselves: what comes back, what a save costs, what is kept, and what damage
+does."""
 
 import json
 import shutil
@@ -21,7 +22,10 @@ GROUPS = np.arange(20) % 2
 
 def start(group: int) -> dict:
     return {
-        "net": {"kernel": np.full((3 + group, 2), 0.5, np.float32), "none": np.zeros((0, 3), np.float32)},
+        "net": {
+            "kernel": np.full((3 + group, 2), 0.5, np.float32),
+            "none": np.zeros((0, 3), np.float32),
+        },
         "count": np.int32(group),
     }
 
@@ -48,9 +52,20 @@ def state_of(store: ClientStore, number: int = 0) -> State:
     return State(server_of(number), store, np.full(len(store.groups), -1))
 
 
-def save(checkpoints: Checkpoints, store: ClientStore, number: int, score: float | None = 0.5) -> None:
-    arrays = {"visits": np.full((number, 2), 1.5, np.float32), "nothing": np.zeros((0, 4), np.float32)}
-    checkpoints.save(number, state_of(store, number), arrays, {"records": [{"round": number, "loss": 0.1}]}, score)
+def save(
+    checkpoints: Checkpoints, store: ClientStore, number: int, score: float | None = 0.5
+) -> None:
+    arrays = {
+        "visits": np.full((number, 2), 1.5, np.float32),
+        "nothing": np.zeros((0, 4), np.float32),
+    }
+    checkpoints.save(
+        number,
+        state_of(store, number),
+        arrays,
+        {"records": [{"round": number, "loss": 0.1}]},
+        score,
+    )
     checkpoints.wait()
 
 
@@ -228,7 +243,10 @@ def test_damage_is_named_and_the_newest_good_checkpoint_used(good, data, tmp_pat
     shutil.copytree(folder, work)
     files = sorted(path.relative_to(work).as_posix() for path in work.rglob("*") if path.is_file())
     name = data.draw(st.sampled_from(files))
-    path, kind = work / name, data.draw(st.sampled_from(["flip", "cut", "remove", "longer", "empty"]))
+    path, kind = (
+        work / name,
+        data.draw(st.sampled_from(["flip", "cut", "remove", "longer", "empty"])),
+    )
     content = bytearray(path.read_bytes())
     at = data.draw(st.integers(0, max(len(content) - 1, 0)))
     if kind == "remove":
@@ -236,9 +254,13 @@ def test_damage_is_named_and_the_newest_good_checkpoint_used(good, data, tmp_pat
     else:
         if kind == "flip" and content:
             content[at] ^= 1 << data.draw(st.integers(0, 7))
-        changed = {"flip": content, "cut": content[:at], "longer": content + b"x", "empty": b""}[kind]
+        changed = {"flip": content, "cut": content[:at], "longer": content + b"x", "empty": b""}[
+            kind
+        ]
         path.write_bytes(changed)
-    hit = [n for n in (1, 2, 3) if name == f"round-{n:06d}.json" or name in manifest_files(folder, n)]
+    hit = [
+        n for n in (1, 2, 3) if name == f"round-{n:06d}.json" or name in manifest_files(folder, n)
+    ]
     if path.exists() and path.read_bytes() == (folder / name).read_bytes():
         hit = []  # nothing was changed after all
     left = [n for n in (3, 2, 1) if n not in hit]
@@ -254,7 +276,9 @@ def test_damage_is_named_and_the_newest_good_checkpoint_used(good, data, tmp_pat
             chex.assert_trees_all_equal(again.state(client), stores[left[0]].state(client))
     # A manifest that is gone altogether leaves nothing to name.
     skipped = [n for n in hit if not left or n > left[0]]
-    assert len(said) == len(skipped) - (kind == "remove" and name.endswith(".json") and len(skipped)), (said, name)
+    assert len(said) == len(skipped) - (
+        kind == "remove" and name.endswith(".json") and len(skipped)
+    ), (said, name)
     if said:
         assert Path(name).name in said[0], (said, name)
     shutil.rmtree(work.parent)
@@ -278,12 +302,16 @@ def test_no_pickles_and_no_noise(good, capfd):
     assert capfd.readouterr() == ("", "")
     for path in folder.rglob("*"):
         if path.is_file():
-            assert path.suffix not in (".pkl", ".pickle") and not path.read_bytes().startswith(b"\x80")
+            assert path.suffix not in (".pkl", ".pickle") and not path.read_bytes().startswith(
+                b"\x80"
+            )
 
 
 def test_trees_that_do_not_fit_are_refused():
     assert named(start(0)).keys() == {"net.kernel", "net.none", "count"}
-    chex.assert_trees_all_equal(fitted(start(0), {k: v for k, v in named(start(0)).items() if v.size}), start(0))
+    chex.assert_trees_all_equal(
+        fitted(start(0), {k: v for k, v in named(start(0)).items() if v.size}), start(0)
+    )
     with pytest.raises(PfedafmError, match="other networks"):
         fitted(start(0), named(start(1)))
     with pytest.raises(PfedafmError, match="other networks"):

@@ -25,7 +25,9 @@ def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
     environment.pop("XLA_FLAGS", None)
     command = [sys.executable, str(ROOT / "experiments" / "run.py"), *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600
+    )
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +57,28 @@ def test_rounds_and_summary_have_what_users_read(finished):
     rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [1, 2, 3]
     for row in rows:
-        assert {"mean_accuracy", "all_clients_accuracy", "loss", "seconds", "floats_up", "flops"} <= row.keys()
+        assert {
+            "mean_accuracy",
+            "all_clients_accuracy",
+            "loss",
+            "seconds",
+            "floats_up",
+            "flops",
+        } <= row.keys()
         assert len(set(row["participants"])) == 4
     assert rows[0]["all_clients_accuracy"] is None
-    assert rows[1]["all_clients_accuracy"] is not None and rows[2]["all_clients_accuracy"] is not None
+    assert (
+        rows[1]["all_clients_accuracy"] is not None and rows[2]["all_clients_accuracy"] is not None
+    )
     assert rows[0]["floats_up"] == 4 * 665_048
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["best_mean_accuracy"] == max(row["mean_accuracy"] for row in rows)
     assert summary["final_all_clients_accuracy"] == rows[2]["all_clients_accuracy"]
-    assert summary["method"] == "pfedafm" and summary["dataset"] == "synthetic" and summary["rounds"] == 3
+    assert (
+        summary["method"] == "pfedafm"
+        and summary["dataset"] == "synthetic"
+        and summary["rounds"] == 3
+    )
     assert summary["config"]["num_clients"] == 10 and summary["data_source"].startswith("synthetic")
     assert summary["floats_up_per_client"] == 665_048 and summary["diverged_at_round"] is None
     with np.load(folder / "clients.npz") as table:
@@ -103,7 +118,11 @@ def test_help_fits_two_screens_and_help_all_has_every_setting(capsys):
     shown_flags = {word.rstrip(",") for line in full for word in line.split()}
     for name in settings_of(Config):
         assert "--" + name.replace("_", "-") in shown_flags
-    assert {"--pfedafm.mix-learning-rate", "--pfedafm.mix-project", "--fml.learning-rate"} <= shown_flags
+    assert {
+        "--pfedafm.mix-learning-rate",
+        "--pfedafm.mix-project",
+        "--fml.learning-rate",
+    } <= shown_flags
 
 
 @pytest.mark.parametrize(
@@ -157,7 +176,9 @@ def test_names_that_people_type_find_their_setting(words, setting, value):
         (["--architectures", "cnn1,resnetsmall"], "architectures = 'resnetsmall'"),
     ],
 )
-def test_bad_input_is_refused_with_one_message_and_nothing_written(arguments, said, tmp_path, monkeypatch):
+def test_bad_input_is_refused_with_one_message_and_nothing_written(
+    arguments, said, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PfedafmError) as caught:
         cli.parse(arguments, "experiments/run.py", "")
@@ -167,7 +188,10 @@ def test_bad_input_is_refused_with_one_message_and_nothing_written(arguments, sa
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["--batch-size", "0"], "batch_size = 0"), (["--data-dir", "/nowhere/at/all"], "/nowhere/at/all")],
+    [
+        (["--batch-size", "0"], "batch_size = 0"),
+        (["--data-dir", "/nowhere/at/all"], "/nowhere/at/all"),
+    ],
 )
 def test_a_refused_command_ends_with_code_2_and_no_traceback(arguments, said, tmp_path):
     result = run(*arguments, cwd=tmp_path)

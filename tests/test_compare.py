@@ -24,10 +24,15 @@ def test_the_command_compares_methods_and_leaves_finished_runs_alone(tmp_path, c
     rows = json.loads((tmp_path / "compare.json").read_text())
     assert [row["method"] for row in rows] == ["standalone", "lg_fedavg"]
     assert [row["floats_up_per_client"] for row in rows] == [0, 130]  # a header of 12 x 10 and 10
-    assert (tmp_path / "compare.png").stat().st_size > 10_000 and "LG-FedAvg" in (tmp_path / "compare.md").read_text()
+    assert (tmp_path / "compare.png").stat().st_size > 10_000 and "LG-FedAvg" in (
+        tmp_path / "compare.md"
+    ).read_text()
     config = json.loads((tmp_path / "lg_fedavg-seed0" / "config.json").read_text())["config"]
     assert (config["learning_rate"], config["lg_fedavg"]["learning_rate"]) == (0.02, 0.007)
-    splits = [(tmp_path / f"{name}-seed0" / "partition.npz").read_bytes() for name in ("standalone", "lg_fedavg")]
+    splits = [
+        (tmp_path / f"{name}-seed0" / "partition.npz").read_bytes()
+        for name in ("standalone", "lg_fedavg")
+    ]
     assert splits[0] == splits[1]
     with pytest.raises(PfedafmError, match="fedavgg"):
         compared("standalone,fedavgg")

@@ -42,7 +42,12 @@ def wrong_values(setting: Setting) -> list:
     }[setting.kind]
     for word, _, end in setting.limits:
         most = end * (1 + 1e-6) + step if setting.kind is float else end + step
-        wrong += {" from ": [end - step], " to ": [most, 10**400], " above ": [end], ", below ": [end]}[word]
+        wrong += {
+            " from ": [end - step],
+            " to ": [most, 10**400],
+            " above ": [end],
+            ", below ": [end],
+        }[word]
     return wrong + (["nonsense"] if setting.choices else [])
 
 
@@ -52,7 +57,10 @@ def test_every_setting_refuses_what_is_out_of_its_range_and_names_itself(name, s
         with pytest.raises(PfedafmError) as caught:
             with_setting(name, value).check()
         given = tuple(value) if isinstance(value, list) else value
-        assert str(caught.value).startswith(f"{name} = {given!r} cannot be used; accepted: "), (value, caught.value)
+        assert str(caught.value).startswith(f"{name} = {given!r} cannot be used; accepted: "), (
+            value,
+            caught.value,
+        )
     assert with_setting(name, setting.default).check()
     assert setting.help, "the text below the field is its help"
     # A number without both ends can hold what no 32-bit float can.
@@ -82,12 +90,20 @@ def test_every_setting_refuses_what_is_out_of_its_range_and_names_itself(name, s
 def test_an_error_says_what_is_accepted(name, value, accepted):
     with pytest.raises(PfedafmError) as caught:
         with_setting(name, value).check()
-    assert str(caught.value).startswith(f"{name} = {value!r} cannot be used") and accepted in str(caught.value)
+    assert str(caught.value).startswith(f"{name} = {value!r} cannot be used") and accepted in str(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("participation", 1), ("gamma", 1), ("pfedafm.mix_fixed", 1), ("pfedafm.mix_fixed", None), ("learning_rate", 0.0)],
+    [
+        ("participation", 1),
+        ("gamma", 1),
+        ("pfedafm.mix_fixed", 1),
+        ("pfedafm.mix_fixed", None),
+        ("learning_rate", 0.0),
+    ],
 )
 def test_good_settings_pass(name, value):
     config = with_setting(name, value)
@@ -95,14 +111,18 @@ def test_good_settings_pass(name, value):
 
 
 def test_unknown_datasets_are_refused_with_the_nearest_name():
-    with pytest.raises(PfedafmError, match=r"dataset = 'cifar_100' .*did you mean cifar100.*npz:PATH"):
+    with pytest.raises(
+        PfedafmError, match=r"dataset = 'cifar_100' .*did you mean cifar100.*npz:PATH"
+    ):
         load_dataset("cifar_100")
     with pytest.raises(PfedafmError, match=r"dataset = 'npz:' .*npz:PATH"):
         load_dataset("npz:")
 
 
 def test_unknown_settings_are_refused_with_the_nearest_name():
-    with pytest.raises(PfedafmError, match=r"unknown setting pfedafm.mix_fix; .*did you mean mix_fixed"):
+    with pytest.raises(
+        PfedafmError, match=r"unknown setting pfedafm.mix_fix; .*did you mean mix_fixed"
+    ):
         updated(Config(), {"pfedafm": {"mix_fix": 1}})
     with pytest.raises(PfedafmError, match=r"unknown setting round; .*did you mean rounds"):
         updated(Config(), {"round": 3})
@@ -124,7 +144,9 @@ def test_the_groups_of_the_help_are_all_settings():
 
 
 def test_updates_leave_the_rest_and_lists_become_tuples():
-    config = updated(Config(), {"rounds": 7, "architectures": ["cnn1"], "pfedafm": {"mix_scalar": True}})
+    config = updated(
+        Config(), {"rounds": 7, "architectures": ["cnn1"], "pfedafm": {"mix_scalar": True}}
+    )
     own = (PFedAFM.Settings(mix_scalar=True),)
     assert config == Config(rounds=7, architectures=("cnn1",), settings=own)
     assert updated(config, {"fml": {"alpha": 0.3}}).pfedafm.mix_scalar
@@ -136,7 +158,10 @@ def test_a_methods_settings_are_read_by_name_and_by_class():
     assert config.pfedafm == PFedAFM.Settings()
     assert Config(settings=(FML.Settings(),)) == Config() and hash(Config()) == hash(Config())
     for wrong in (3, ("fml",), {"fml": 1}):
-        with pytest.raises(PfedafmError, match=r"settings = .* cannot be used; accepted: a tuple of methods' settings"):
+        with pytest.raises(
+            PfedafmError,
+            match=r"settings = .* cannot be used; accepted: a tuple of methods' settings",
+        ):
             Config(settings=wrong)  # type: ignore[arg-type]
 
 
@@ -146,7 +171,11 @@ def test_a_method_may_have_a_learning_rate_of_its_own():
     assert rates == [0.005, 0.02]
     # One that is set later is that of every method, but for those that are set with it.
     config = dataclasses.replace(config, method="fml")
-    for later in (updated(config, {"learning_rate": 0.1}), with_preset(config, "authors_code"), paper_scale(config)):
+    for later in (
+        updated(config, {"learning_rate": 0.1}),
+        with_preset(config, "authors_code"),
+        paper_scale(config),
+    ):
         assert later.rate == later.learning_rate
     assert updated(config, {"rounds": 3}).rate == 0.005
     assert updated(config, {"learning_rate": 0.1, "fml": {"learning_rate": 0.3}}).rate == 0.3
@@ -156,7 +185,9 @@ def test_a_record_of_a_run_has_its_own_methods_settings_only():
     config = updated(Config(method="fml"), {"fml": {"alpha": 0.3}, "fd": {"gamma": 9.0}})
     stored = json.loads(json.dumps(config.as_dict()))
     assert stored["fml"]["alpha"] == 0.3 and stored["fml"]["beta"] == 0.5 and "fd" not in stored
-    assert updated(Config(), stored) == dataclasses.replace(config, settings=(FML.Settings(alpha=0.3),))
+    assert updated(Config(), stored) == dataclasses.replace(
+        config, settings=(FML.Settings(alpha=0.3),)
+    )
 
 
 def test_a_class_says_what_its_settings_are():
@@ -172,13 +203,23 @@ def test_a_class_says_what_its_settings_are():
                 raise ValueError("steps but 0")
 
     found = settings_of(Own)
-    assert list(found) == ["learning_rate", "strength", "steps", "kind"] and found["strength"].help == "How much."
-    assert found["steps"].accepted == "a whole number or none" and found["kind"].accepted == "hard, soft"
+    assert (
+        list(found) == ["learning_rate", "strength", "steps", "kind"]
+        and found["strength"].help == "How much."
+    )
+    assert (
+        found["steps"].accepted == "a whole number or none"
+        and found["kind"].accepted == "hard, soft"
+    )
     assert changed(Own(), {"strength": 2, "kind": "soft"}) == Own(2, kind="soft")
     assert [found["steps"].read(word) for word in ("3", "none")] == [3, None]
-    with pytest.raises(PfedafmError, match=r"steps = '1.5' cannot be used; accepted: a whole number or none"):
+    with pytest.raises(
+        PfedafmError, match=r"steps = '1.5' cannot be used; accepted: a whole number or none"
+    ):
         found["steps"].read("1.5")
-    with pytest.raises(PfedafmError, match=r"own.strength = -1 cannot be used; accepted: a number from 0"):
+    with pytest.raises(
+        PfedafmError, match=r"own.strength = -1 cannot be used; accepted: a number from 0"
+    ):
         check_settings(Own(-1), "own.")
     with pytest.raises(PfedafmError, match=r"own = .* accepted: steps but 0"):
         changed(Own(), {"steps": 0}, "own.")
@@ -190,7 +231,11 @@ def test_a_class_says_what_its_settings_are():
 def test_a_bare_config_is_hetero_cifar10_with_one_learning_rate_for_all_methods():
     named = Config.load("hetero_cifar10")
     assert dataclasses.replace(named, settings=()) == Config()
-    assert {one.method: one.learning_rate for one in named.settings} == {"fml": 0.005, "fedkd": 0.01, "fedapen": 0.005}
+    assert {one.method: one.learning_rate for one in named.settings} == {
+        "fml": 0.005,
+        "fedkd": 0.01,
+        "fedapen": 0.005,
+    }
     assert updated(named, {"learning_rate": 0.02}) == Config()
 
 
@@ -198,8 +243,12 @@ def test_every_named_configuration_and_preset_is_good():
     assert config_names() == ["hetero_cifar10", "hetero_cifar100", "homo_cifar10", "homo_cifar100"]
     for name in config_names():
         config = Config.load(name).check()
-        assert (config.dataset in name) and (len(config.architectures) == (1 if "homo_" in name else 5))
-    with pytest.raises(PfedafmError, match=r"config = 'hetero_cifar' .*did you mean hetero_cifar10.*or a TOML file"):
+        assert (config.dataset in name) and (
+            len(config.architectures) == (1 if "homo_" in name else 5)
+        )
+    with pytest.raises(
+        PfedafmError, match=r"config = 'hetero_cifar' .*did you mean hetero_cifar10.*or a TOML file"
+    ):
         Config.load("hetero_cifar")
     for preset in presets():
         with_preset(Config(), preset).check()
@@ -211,14 +260,20 @@ def test_files(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('dataset = "cifar100"\nclasses_per_client = 10\n[pfedafm]\nmix_fixed = 0.5\n')
     config = Config.load(path).check()
-    assert (config.dataset, config.classes_per_client, config.pfedafm.mix_fixed) == ("cifar100", 10, 0.5)
+    assert (config.dataset, config.classes_per_client, config.pfedafm.mix_fixed) == (
+        "cifar100",
+        10,
+        0.5,
+    )
     assert config.rounds == Config().rounds
     path.write_text(config.toml("what it is\n\nfor"))
     assert Config.load(path) == config and path.read_text().startswith("# what it is\n#\n# for\n")
     assert updated(Config(), tomllib.loads("participation = 1")).check().num_participants == 100
 
 
-@pytest.mark.parametrize("content", [b"rounds = ", b"rounds 3", b"\xff\xfe", b"x = " + b"[" * 5000, None])
+@pytest.mark.parametrize(
+    "content", [b"rounds = ", b"rounds 3", b"\xff\xfe", b"x = " + b"[" * 5000, None]
+)
 def test_a_broken_or_missing_file_is_named(tmp_path, content):
     path = tmp_path / "run.toml"
     if content is not None:
@@ -230,14 +285,22 @@ def test_a_broken_or_missing_file_is_named(tmp_path, content):
 def test_the_released_code_as_a_preset():
     config = with_preset(Config(), "authors_code").check()
     own = config.pfedafm
-    assert (config.protocol, config.aggregation, config.normalisation) == ("authors", "last", "imagenet")
+    assert (config.protocol, config.aggregation, config.normalisation) == (
+        "authors",
+        "last",
+        "imagenet",
+    )
     assert (config.batch_size, config.local_epochs, config.rounds) == (512, 10, 500)
     assert config.flip and config.erase and config.crop
     assert own.mix_relay and own.leak_momentum and own.send_header
     assert (own.mix_learning_rate, own.mix_weight_decay) == (0.01, 1e-3)
     assert config.shared_extractor == "cnn5"
     one = with_preset(Config(architectures=("cnn1",), dataset="cifar100"), "authors_code")
-    assert (one.shared_extractor, one.pfedafm.mix_learning_rate, one.normalisation) == ("cnn1", 0.1, "dataset")
+    assert (one.shared_extractor, one.pfedafm.mix_learning_rate, one.normalisation) == (
+        "cnn1",
+        0.1,
+        "dataset",
+    )
 
 
 @pytest.mark.parametrize(("clients", "participants"), [(10, 10), (50, 10), (100, 10)])

@@ -1,4 +1,5 @@
-"""Rounds of many clients: who changes and who does not, in which order, on how many devices, at what size of step."""
+"""Rounds of many clients: who changes and who does not, in which order, on how many devices, at
+what size of step."""
 
 import dataclasses
 
@@ -40,10 +41,13 @@ def states(state):
 
 
 def moved(one, other) -> bool:
-    return any(not np.array_equal(a, b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+    return any(
+        not np.array_equal(a, b)
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    )
 
 
-# ---------------------------------------------------------------------------------------------- who changes
+# -------------------------------------------------------------------------------------- who changes
 
 
 def test_clients_that_were_not_drawn_are_untouched(programs, state):
@@ -99,7 +103,7 @@ def test_more_participants_than_slots_take_more_calls(programs):
     chex.assert_trees_all_equal(states(state), alone)  # nobody depends on who else is there
 
 
-# ---------------------------------------------------------------------------------------------- the average
+# -------------------------------------------------------------------------------------- the average
 
 
 def test_the_order_of_participants_does_not_matter(programs):
@@ -116,16 +120,22 @@ def test_the_average_is_by_samples_and_not_the_last_client(programs, config, dat
     chex.assert_trees_all_close(together, expected, rtol=1e-4, atol=1e-6)
     assert moved(together, own[2])
 
-    uniform = dataclasses.replace(programs, config=dataclasses.replace(config, aggregation="uniform"))
+    uniform = dataclasses.replace(
+        programs, config=dataclasses.replace(config, aggregation="uniform")
+    )
     expected = jax.tree.map(lambda a, b, c: (a + b + c) / np.float32(3), *own)
-    chex.assert_trees_all_close(shared(after(uniform, [0, 1, 4])[0]), expected, rtol=1e-4, atol=1e-6)
+    chex.assert_trees_all_close(
+        shared(after(uniform, [0, 1, 4])[0]), expected, rtol=1e-4, atol=1e-6
+    )
 
 
 def poison(state, client):
     """NaN in a client's header."""
     poisoned = jax.tree.map(np.array, state.store.state(client))
     poisoned["header"]["kernel"][:] = np.nan
-    state.store.write(int(state.store.groups[client]), [client], jax.tree.map(lambda leaf: leaf[None], poisoned))
+    state.store.write(
+        int(state.store.groups[client]), [client], jax.tree.map(lambda leaf: leaf[None], poisoned)
+    )
     return poisoned
 
 
@@ -148,7 +158,7 @@ def test_the_broadcast_stays_where_nobody_is_finite(programs, state):
     chex.assert_trees_all_equal(shared(state), before)
 
 
-# ---------------------------------------------------------------------------------------------- the same again
+# ----------------------------------------------------------------------------------- the same again
 
 
 def test_the_same_seed_gives_the_same_bits(programs):
@@ -194,13 +204,19 @@ def test_clients_wait_on_disk_as_in_memory(programs, config, tmp_path):
     chex.assert_trees_all_equal(*results)
 
 
-# ---------------------------------------------------------------------------------------------- devices and steps
+# -------------------------------------------------------------------------------- devices and steps
 
 
-@pytest.mark.parametrize(("devices", "size"), [(4, 2), (1, 3), pytest.param(2, 1, marks=pytest.mark.slow)])
-def test_devices_and_clients_per_step_change_nothing(programs, config, dataset, partition, devices, size):
+@pytest.mark.parametrize(
+    ("devices", "size"), [(4, 2), (1, 3), pytest.param(2, 1, marks=pytest.mark.slow)]
+)
+def test_devices_and_clients_per_step_change_nothing(
+    programs, config, dataset, partition, devices, size
+):
     draws = [[4, 0, 3, 1], [2, 5, 0, 4]]
-    other = build(dataclasses.replace(config, devices=devices, clients_per_step=size), dataset, partition)
+    other = build(
+        dataclasses.replace(config, devices=devices, clients_per_step=size), dataset, partition
+    )
     assert len(other.devices) == devices and other.clients_per_step == size
     (one, ours), (two, theirs) = after(programs, *draws), after(other, *draws)
     for here, there in zip(ours, theirs, strict=True):

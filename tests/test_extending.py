@@ -54,7 +54,11 @@ def taps(size: int, stride: int = 1) -> int:
     """Pixels under a 3-wide window over all its places, zero padding left out."""
     places = -(-size // stride)
     before = max((places - 1) * stride + 3 - size, 0) // 2
-    return sum(0 <= place * stride - before + offset < size for place in range(places) for offset in range(3))
+    return sum(
+        0 <= place * stride - before + offset < size
+        for place in range(places)
+        for offset in range(3)
+    )
 
 
 def test_xla_counts_the_multiplications_of_a_resnet_as_one_does_by_hand():
@@ -68,7 +72,16 @@ def test_xla_counts_the_multiplications_of_a_resnet_as_one_does_by_hand():
     assert by_hand == 600_512
     found = describe("resnet_small", 10, (8, 8, 3))
     assert by_hand < found.extractor_macs < 1.05 * by_hand  # and the normalisation
-    weights = 27 * 16 + 2 * 9 * 16 * 16 + 9 * 16 * 32 + 9 * 32 * 32 + 16 * 32 + 9 * 32 * 64 + 9 * 64 * 64 + 32 * 64
+    weights = (
+        27 * 16
+        + 2 * 9 * 16 * 16
+        + 9 * 16 * 32
+        + 9 * 32 * 32
+        + 16 * 32
+        + 9 * 32 * 64
+        + 9 * 64 * 64
+        + 32 * 64
+    )
     norms = 2 * (3 * 16 + 3 * 32 + 3 * 64)
     assert found.extractor_params == weights + norms + 64 * 500 + 500
 
@@ -82,22 +95,30 @@ def test_xla_counts_a_depthwise_convolution_as_one_channel_each():
         + 64 * 500
     )
     found = describe("mobilenet_small", 10, (8, 8, 3)).extractor_macs
-    assert by_hand < found < 1.2 * by_hand  # were the groups ignored, it would be more than twice as much
+    assert (
+        by_hand < found < 1.2 * by_hand
+    )  # were the groups ignored, it would be more than twice as much
 
 
 def test_the_example_extractors_learn_on_the_engine(dataset, config):
     names = ("short_resnet", "short_mobilenet")  # a block less compiles in two thirds of the time
     for name, kind in zip(names, (ResNetSmall, MobileNetSmall), strict=True):
         register_extractor(name, kind(widths=(8, 16)))
-    config = dataclasses.replace(config, method="standalone", architectures=names, num_clients=4, batch_size=20)
-    rows = np.arange(200, dtype=np.int32).reshape(4, 50)  # no partial batch: half as much to compile
+    config = dataclasses.replace(
+        config, method="standalone", architectures=names, num_clients=4, batch_size=20
+    )
+    rows = np.arange(200, dtype=np.int32).reshape(
+        4, 50
+    )  # no partial batch: half as much to compile
     partition = Partition(tuple(rows[:, :40]), tuple(rows[:, 40:]), tuple(rows[:, :0]))
     experiment = Experiment(config, dataset, partition)
     records = list(experiment.rounds(2))
     assert all(record.not_finite == 0 for record in records)
     visits = experiment.visits["loss"]
     assert np.nanmean(visits[-1]) < np.nanmean(visits[0])
-    assert np.isfinite(visits[:, 0::2]).any() and np.isfinite(visits[:, 1::2]).any()  # one of each kind at least
+    assert (
+        np.isfinite(visits[:, 0::2]).any() and np.isfinite(visits[:, 1::2]).any()
+    )  # one of each kind at least
 
 
 # -------------------------------------------------------------------------------------- grey images
@@ -133,9 +154,14 @@ def test_the_papers_networks_take_images_like_those_of_mnist():
 
     seen, (value, slope) = gradient(params, data.images[:6], jnp.asarray(data.labels[:6]))
     assert seen.shape == (6, 28, 28, 1) and np.isfinite(value)
-    assert all(np.any(np.asarray(leaf) != 0) and np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(slope))
+    assert all(
+        np.any(np.asarray(leaf) != 0) and np.all(np.isfinite(leaf))
+        for leaf in jax.tree.leaves(slope)
+    )
     clean = normalise(jnp.asarray(data.images[:6]), data.mean, data.std)
-    assert np.mean(np.asarray(seen) == 0) > np.mean(np.asarray(clean) == 0)  # erased, and padded before the crop
+    assert np.mean(np.asarray(seen) == 0) > np.mean(
+        np.asarray(clean) == 0
+    )  # erased, and padded before the crop
 
 
 # -------------------------------------------------------------------------------- settings and data
@@ -144,7 +170,9 @@ def test_the_papers_networks_take_images_like_those_of_mnist():
 def test_settings_are_held_against_the_data_at_hand(dataset, config):
     own = dataclasses.replace(config, dataset="mine", classes_per_client=5)
     assert dataclasses.replace(own, classes_per_client=4).check(dataset)
-    with pytest.raises(PfedafmError, match=r"classes_per_client = 5 .* 1 to 4, the classes of mine"):
+    with pytest.raises(
+        PfedafmError, match=r"classes_per_client = 5 .* 1 to 4, the classes of mine"
+    ):
         split(own, dataset)
     with pytest.raises(PfedafmError, match="dataset = 'mine' cannot be used; accepted: cifar10"):
         Experiment(own)
@@ -210,7 +238,10 @@ def test_a_plugin_is_known_to_settings_errors_and_help(plugin, capsys):
                    "--plugged.steps", "3", "--plugged.kind", "soft", "--plugged.twice", "--plugged.lr", "0.3")  # fmt: skip
     assert config.architectures == ("narrow", "cnn5") and "plugged" in method_names()
     method = methods.find_method("plugged").of(config, None, None, ())  # type: ignore[arg-type]
-    assert dataclasses.astuple(method.settings) == (None, 2.0, 3, "soft", True) and method.title == "plugged"
+    assert (
+        dataclasses.astuple(method.settings) == (None, 2.0, 3, "soft", True)
+        and method.title == "plugged"
+    )
     assert config.rate == 0.3 and Config().plugged.rate == 0.5
     with pytest.raises(SystemExit) as ended:
         parse("--plugin", plugin, "--help-all")
@@ -241,7 +272,9 @@ def test_own_settings_that_cannot_be_used_are_named(plugin, words, said):
 def test_own_settings_are_recorded_compared_and_hashable(plugin):
     load_plugin(plugin)
     config = updated(Config(method="plugged"), {"plugged": {"rate": 2}})
-    assert hash(config) != hash(Config(method="plugged")) and config.as_dict()["plugged"]["rate"] == 2
+    assert (
+        hash(config) != hash(Config(method="plugged")) and config.as_dict()["plugged"]["rate"] == 2
+    )
     assert differences(config.as_dict(), config) == []
     assert differences(Config(method="plugged").as_dict(), config) == ["plugged.rate: 0.5 → 2"]
 
@@ -253,7 +286,10 @@ def test_own_settings_are_recorded_compared_and_hashable(plugin):
         ("x = 1\ny = x / 0\n", "line 2: ZeroDivisionError"),
         ("def f(:\n", "line 1: SyntaxError"),
         ("import sys\nsys.exit(3)\n", "line 2: SystemExit"),
-        ("from pfedafm_jax import register_extractor\nregister_extractor('x', int)\n", "accepted: a Flax module"),
+        (
+            "from pfedafm_jax import register_extractor\nregister_extractor('x', int)\n",
+            "accepted: a Flax module",
+        ),
     ],
 )
 def test_a_plugin_that_fails_is_named_with_its_line(content, said, tmp_path):
@@ -332,7 +368,10 @@ def test_the_guide_runs_as_it_stands(tmp_path, monkeypatch, capsys):
         if block.startswith("# my_"):
             (tmp_path / block.splitlines()[0][2:]).write_text(block)
         exec(compile(block, "docs/extending.md", "exec"), vars(guide))
-    assert guide.experiment.records[-1].round == 2 and guide.experiment.programs.method.settings.strength == 0.01
+    assert (
+        guide.experiment.records[-1].round == 2
+        and guide.experiment.programs.method.settings.strength == 0.01
+    )
     text = "\n".join(re.findall(r"```bash\n(.*?)```", DOCS, re.DOTALL)).replace("\\\n", "")
     commands = [shlex.split(line) for line in text.splitlines() if line.startswith("python")]
     assert len(commands) == 4

@@ -1,6 +1,7 @@
 """What goes wrong in life, done for real: signals, kill -9, a full disk, two runs at once.
 
-The command is `experiments/run.py` with a tiny network. The long ones: `python -m pytest -m faults`.
+The command is `experiments/run.py` with a tiny network. The long ones: `python -m pytest -m
+faults`.
 """
 
 import contextlib
@@ -27,8 +28,17 @@ KILLS = 50
 def command(folder: Path, *arguments: str, before: Sequence[str] = ()) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
     environment.pop("XLA_FLAGS", None)
-    words = [*before, sys.executable, str(ROOT / "tests" / "tiny_command.py"), "--run-dir", str(folder), *arguments]
-    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words = [
+        *before,
+        sys.executable,
+        str(ROOT / "tests" / "tiny_command.py"),
+        "--run-dir",
+        str(folder),
+        *arguments,
+    ]
+    return subprocess.Popen(
+        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def end(process: subprocess.Popen, timeout: float = 300) -> tuple[int, str, str]:
@@ -52,7 +62,8 @@ def wait_until(ready, process: subprocess.Popen, timeout: float = 120) -> None:
 
 
 def final_state(folder: Path) -> tuple[dict, dict]:
-    """Weights of the last checkpoint, straight from the files: those of each client, and those of the server."""
+    """Weights of the last checkpoint, straight from the files: those of each client, and those of
+    the server."""
     checkpoints = folder / "checkpoints"
     manifest = read_manifest(max(checkpoints.glob("round-*.json")))
     Checkpoints(checkpoints).verify(manifest)
@@ -60,7 +71,9 @@ def final_state(folder: Path) -> tuple[dict, dict]:
     for part in manifest["parts"]:
         for _, rows in read_clients(checkpoints / f"round-{part:06d}"):
             for index, client in enumerate(rows["clients"]):
-                clients[int(client)] = {name: leaf[index].tobytes() for name, leaf in rows["states"].items()}
+                clients[int(client)] = {
+                    name: leaf[index].tobytes() for name, leaf in rows["states"].items()
+                }
     server = read_tree(checkpoints / f"round-{manifest['round']:06d}" / "run")["server"]
     return clients, {name: leaf.tobytes() for name, leaf in server.items()}
 
@@ -92,14 +105,21 @@ def test_one_ctrl_c_saves(tmp_path):
     wait_until(lambda: len(rows(tmp_path / "run")) >= 3, process)
     process.send_signal(signal.SIGINT)
     code, _, err = end(process)
-    assert code == 130 and "finishing this round" in err and "saved in" in err and "Traceback" not in err, err
+    assert (
+        code == 130
+        and "finishing this round" in err
+        and "saved in" in err
+        and "Traceback" not in err
+    ), err
     manifest = read_manifest(max((tmp_path / "run" / "checkpoints").glob("round-*.json")))
     assert manifest["round"] == len(rows(tmp_path / "run"))
 
 
 @pytest.mark.faults
 def test_a_second_ctrl_c_leaves_at_once(tmp_path):
-    process = command(tmp_path / "run", "--rounds", "5", "--local-epochs", "1000000")  # a round without end
+    process = command(
+        tmp_path / "run", "--rounds", "5", "--local-epochs", "1000000"
+    )  # a round without end
     wait_until((tmp_path / "run" / "rounds.jsonl").exists, process)
     time.sleep(3)
     process.send_signal(signal.SIGINT)
@@ -144,7 +164,10 @@ def small_disk(tmp_path):
     mount = ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(place)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
         pytest.skip("mounting a small file system is not permitted here")
-    yield place, lambda: subprocess.run(["mount", "-o", "remount,size=500m", str(place)], check=True)
+    yield (
+        place,
+        lambda: subprocess.run(["mount", "-o", "remount,size=500m", str(place)], check=True),
+    )
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
@@ -152,7 +175,10 @@ def small_disk(tmp_path):
 def test_a_full_disk_is_told_and_the_run_resumes_when_there_is_space(small_disk, tmp_path):
     place, enlarge = small_disk
     code, out, err = end(command(place / "run", "--rounds", "400"))
-    assert code == 1 and "no space left" in err and "Free some" in err and "Traceback" not in err, (code, err)
+    assert code == 1 and "no space left" in err and "Free some" in err and "Traceback" not in err, (
+        code,
+        err,
+    )
     done = len(rows(place / "run"))
     code, out, err = end(command(place / "run", "--rounds", "400"))  # still full
     assert code in (1, 2) and "o space left" in err and "Traceback" not in err, (code, err)
@@ -167,13 +193,16 @@ def test_a_full_disk_is_told_and_the_run_resumes_when_there_is_space(small_disk,
 def test_files_that_may_not_grow_are_told(tmp_path):
     """As a quota does it."""
     limited = ["bash", "-c", 'ulimit -f 6; exec "$@"', "bash"]  # kilobytes
-    code, _, err = end(command(tmp_path / "run", "--rounds", "400", "--checkpoint-every", "0", before=limited))
+    code, _, err = end(
+        command(tmp_path / "run", "--rounds", "400", "--checkpoint-every", "0", before=limited)
+    )
     assert code == 1 and "no space left" in err and "Traceback" not in err, (code, err)
 
 
 @pytest.mark.faults
 def test_fifty_kills_change_nothing(tmp_path, capfd):
-    """kill -9 at random moments, start-up and saves included; after each the same command resumes."""
+    """kill -9 at random moments, start-up and saves included; after each the same command
+    resumes."""
     draw, run, rounds = random.Random(0), tmp_path / "run", "300"
     start = time.monotonic()
     assert end(command(tmp_path / "whole", "--rounds", rounds))[0] == 0
@@ -189,7 +218,9 @@ def test_fifty_kills_change_nothing(tmp_path, capfd):
             time.sleep(draw.uniform(0, 1.0))
         process.kill()
         code, out, err = end(process)
-        assert code == -signal.SIGKILL, f"ended by itself after {time.monotonic() - began:.0f} s: {out}{err}"
+        assert code == -signal.SIGKILL, (
+            f"ended by itself after {time.monotonic() - began:.0f} s: {out}{err}"
+        )
         kills += 1
         assert "Traceback" not in err and "skipped" not in out + err
         assert "resumed after" not in out or f"resumed after round {saved}\n" in out
@@ -201,7 +232,9 @@ def test_fifty_kills_change_nothing(tmp_path, capfd):
         assert written == truth[: len(written)]
         lost += len(written) - saved
         folders = [path for path in run.glob("checkpoints/round-*") if path.is_dir()]
-        half = {path.stat().st_mtime_ns for path in folders if int(path.name.split(".")[0][6:]) > saved}
+        half = {
+            path.stat().st_mtime_ns for path in folders if int(path.name.split(".")[0][6:]) > saved
+        }
         in_a_save += not half <= before
         before = half
     code, out, err = end(command(run, "--rounds", rounds))

@@ -1,4 +1,5 @@
-"""The native operations and XLA's: against plain convolutions and numpy, under every map, and how they are built."""
+"""The native operations and XLA's: against plain convolutions and numpy, under every map, and how
+they are built."""
 
 import dataclasses
 import os
@@ -34,7 +35,9 @@ def form(request):
 
 def plain_conv_pool(images, kernel, bias):
     """The layer as the paper has it: convolution, bias, ReLU, pooling."""
-    scores = lax.conv_general_dilated(images, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    scores = lax.conv_general_dilated(
+        images, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
     scores = jax.nn.relu(scores + bias[None, None, None, :])
     return lax.reduce_window(scores, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
 
@@ -62,7 +65,7 @@ def with_gradients(layer):
     return jax.jit(jax.value_and_grad(loss_of(layer), (0, 1, 2)))
 
 
-# ---------------------------------------------------------------------------------------------- values and gradients
+# ----------------------------------------------------------------------------- values and gradients
 
 SHAPES = [
     (32, 32, 3, 16),
@@ -91,7 +94,9 @@ def test_random_layers_equal_plain_convolutions():
     with kernels.using("native"):
         for seed in range(12):
             height, width = 2 * rng.integers(3, 12, 2)
-            inputs = random_layer(height, width, *rng.integers(1, 40, 2), batch=int(rng.integers(1, 5)), seed=seed)
+            inputs = random_layer(
+                height, width, *rng.integers(1, 40, 2), batch=int(rng.integers(1, 5)), seed=seed
+            )
             out, pull = jax.vjp(conv_pool, *inputs)
             plain, plain_pull = jax.vjp(plain_conv_pool, *inputs)
             slope = rng.normal(size=out.shape).astype(np.float32)
@@ -107,7 +112,8 @@ def test_odd_sides_lose_their_last_row_and_column_as_in_pooling(form):
 
 
 def test_the_first_of_equal_outputs_has_the_gradient(form):
-    """A constant image: all four outputs under a pixel are 25 · 2 · 0.5 = 25, so the window of the first one counts."""
+    """A constant image: all four outputs under a pixel are 25 · 2 · 0.5 = 25, so the window of the
+    first one counts."""
     images, kernel, bias = jnp.full((1, 6, 6, 1), 2.0), jnp.full((5, 5, 1, 1), 0.5), jnp.zeros(1)
     out, pull = jax.vjp(conv_pool, images, kernel, bias)
     assert out.shape == (1, 1, 1, 1) and float(out[0, 0, 0, 0]) == 25
@@ -183,7 +189,9 @@ def test_a_derivative_of_a_derivative_is_that_of_the_plain_layer(form):
         return jnp.sum(jax.grad(lambda k: jnp.sum(jnp.sin(layer(images, k, bias))))(kernel) ** 2)
 
     found = jax.grad(partial(slope_norm, conv_pool))(kernel)
-    chex.assert_trees_all_close(found, jax.grad(partial(slope_norm, plain_conv_pool))(kernel), rtol=1e-3, atol=1e-2)
+    chex.assert_trees_all_close(
+        found, jax.grad(partial(slope_norm, plain_conv_pool))(kernel), rtol=1e-3, atol=1e-2
+    )
 
 
 def test_other_types_take_the_form_of_xla():
@@ -192,20 +200,24 @@ def test_other_types_take_the_form_of_xla():
         assert conv_pool(*inputs).dtype == jnp.bfloat16
 
 
-# ---------------------------------------------------------------------------------------------- maps, loops, devices
+# ----------------------------------------------------------------------------- maps, loops, devices
 
 
 def test_many_clients_at_once_are_each_of_them_alone(form):
     inputs = random_layer(14, 14, 3, 4, lead=(3,))
     together = jax.jit(jax.vmap(jax.value_and_grad(loss_of(conv_pool), (0, 1, 2))))(*inputs)
     alone = [with_gradients(conv_pool)(*(array[k] for array in inputs)) for k in range(3)]
-    chex.assert_trees_all_close(together, jax.tree.map(lambda *rows: jnp.stack(rows), *alone), rtol=1e-5, atol=1e-4)
+    chex.assert_trees_all_close(
+        together, jax.tree.map(lambda *rows: jnp.stack(rows), *alone), rtol=1e-5, atol=1e-4
+    )
 
 
 def test_a_kernel_that_all_clients_share_may_stay_one():
     images, kernel, bias = random_layer(8, 8, 3, 4)
     with kernels.using("native"):
-        many = jax.jit(jax.vmap(conv_pool, in_axes=(0, None, None)))(np.stack([images, images]), kernel, bias)
+        many = jax.jit(jax.vmap(conv_pool, in_axes=(0, None, None)))(
+            np.stack([images, images]), kernel, bias
+        )
         chex.assert_trees_all_equal(many[1], conv_pool(images, kernel, bias))
 
 
@@ -215,7 +227,9 @@ def steps(images, weights, count):
     def body(_, carry):
         weights, momenta = carry
         slopes = jax.grad(lambda w: jnp.mean(conv_pool(images, *w) ** 2))(weights)
-        return sgd(weights, momenta, slopes, learning_rate=0.05, momentum=0.9, decay=1e-3, clip_norm=1.0)
+        return sgd(
+            weights, momenta, slopes, learning_rate=0.05, momentum=0.9, decay=1e-3, clip_norm=1.0
+        )
 
     return lax.fori_loop(0, count, body, (weights, jax.tree.map(jnp.zeros_like, weights)))
 
@@ -224,23 +238,31 @@ def test_loops_devices_and_donated_arguments_give_the_same_bits():
     images, *weights = random_layer(14, 14, 3, 4, batch=5)
     with kernels.using("native"):
         once = jax.jit(steps, static_argnums=2)(images, weights, 6)
-        one, two = jax.jit(steps, static_argnums=2, donate_argnums=1), jax.pmap(steps, static_broadcasted_argnums=2)
+        one, two = (
+            jax.jit(steps, static_argnums=2, donate_argnums=1),
+            jax.pmap(steps, static_broadcasted_argnums=2),
+        )
         chex.assert_trees_all_equal(one(images, jax.tree.map(jnp.array, weights), 6), once)
         both = two(np.stack([images] * 4), [np.stack([leaf] * 4) for leaf in weights], 6)
         for device in range(4):
             chex.assert_trees_all_equal(jax.tree.map(lambda leaf, d=device: leaf[d], both), once)
     with kernels.using("xla"):
-        chex.assert_trees_all_close(jax.jit(steps, static_argnums=2)(images, weights, 6), once, rtol=1e-4, atol=1e-5)
+        chex.assert_trees_all_close(
+            jax.jit(steps, static_argnums=2)(images, weights, 6), once, rtol=1e-4, atol=1e-5
+        )
 
 
 # ---------------------------------------------------------------------------------------------- SGD
 
 
 def test_a_step_by_hand(form):
-    """|(3, 4)| = 5 is clipped to 1: (0.6, 0.8); decay 0.5 adds (0.5, 1); momentum 0.5 · (2, 2) adds (1, 1)."""
+    """|(3, 4)| = 5 is clipped to 1: (0.6, 0.8); decay 0.5 adds (0.5, 1); momentum 0.5 · (2, 2) adds
+    (1, 1)."""
     weights, momenta = {"w": jnp.array([1.0, 2.0])}, {"w": jnp.array([2.0, 2.0])}
     slopes = {"w": jnp.array([3.0, 4.0])}
-    new, speed = sgd(weights, momenta, slopes, learning_rate=0.1, momentum=0.5, decay=0.5, clip_norm=1.0)
+    new, speed = sgd(
+        weights, momenta, slopes, learning_rate=0.1, momentum=0.5, decay=0.5, clip_norm=1.0
+    )
     np.testing.assert_allclose(speed["w"], [2.1, 2.8], rtol=1e-6)
     np.testing.assert_allclose(new["w"], [1 - 0.21, 2 - 0.28], rtol=1e-6)
 
@@ -269,7 +291,9 @@ def test_who_is_not_active_does_not_move_by_a_bit(form):
     @jax.jit
     @partial(jax.vmap, in_axes=(None, None, None, 0))
     def step(weights, momenta, slopes, active):
-        return sgd(weights, momenta, slopes, learning_rate=0.1, momentum=0.9, decay=0.1, active=active)
+        return sgd(
+            weights, momenta, slopes, learning_rate=0.1, momentum=0.9, decay=0.1, active=active
+        )
 
     new, speed = step(weights, momenta, slopes, jnp.array([False, True]))
     chex.assert_trees_all_equal((new["w"][0], speed["w"][0]), (weights["w"], momenta["w"]))
@@ -282,13 +306,17 @@ def test_other_numbers_are_no_other_program(form):
     @jax.jit
     def step(rate, clip):
         traces.append(1)
-        return sgd([jnp.ones(3)], [jnp.zeros(3)], [jnp.ones(3)], learning_rate=rate, clip_norm=clip)[0][0]
+        return sgd(
+            [jnp.ones(3)], [jnp.zeros(3)], [jnp.ones(3)], learning_rate=rate, clip_norm=clip
+        )[0][0]
 
-    results = [float(step(rate, clip)[0]) for rate, clip in ((0.1, 50.0), (0.2, 50.0), (0.1, np.inf))]
+    results = [
+        float(step(rate, clip)[0]) for rate, clip in ((0.1, 50.0), (0.2, 50.0), (0.1, np.inf))
+    ]
     assert results == pytest.approx([0.9, 0.8, 0.9]) and len(traces) == 1
 
 
-# ---------------------------------------------------------------------------------------------- in the engine
+# ------------------------------------------------------------------------------------ in the engine
 
 
 @pytest.mark.parametrize("method", slow_but(("fedproto",), METHODS))
@@ -302,13 +330,19 @@ def test_the_engine_is_the_plain_loop_with_both_forms(method, config, dataset, p
                 for t in (1, 2):
                     state, _ = loop.run_round(programs, state, t)
                 clients = [state.store.state(client) for client in range(config.num_clients)]
-                found[name, loop] = clients, jax.device_get(state.server), loop.evaluate(programs, state)
+                found[name, loop] = (
+                    clients,
+                    jax.device_get(state.server),
+                    loop.evaluate(programs, state),
+                )
     for other in found.values():
         chex.assert_trees_all_close(found["native", engine][:2], other[:2], rtol=2e-3, atol=2e-4)
-        chex.assert_trees_all_close(found["native", engine][2], other[2], atol=0.21)  # one of five images
+        chex.assert_trees_all_close(
+            found["native", engine][2], other[2], atol=0.21
+        )  # one of five images
 
 
-# ---------------------------------------------------------------------------------------------- building
+# ----------------------------------------------------------------------------------------- building
 
 TRY = "import sys; from pfedafm_jax import kernels; print(kernels.choose(sys.argv[1], lambda line: print('LOG', line)))"
 
@@ -316,7 +350,9 @@ TRY = "import sys; from pfedafm_jax import kernels; print(kernels.choose(sys.arg
 def try_kernels(cache: Path, wanted: str = "auto", **environment: str) -> subprocess.Popen:
     variables = {**os.environ, "XDG_CACHE_HOME": str(cache), "JAX_PLATFORMS": "cpu", **environment}
     command = [sys.executable, "-c", TRY, wanted]
-    return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def test_it_is_built_once_by_processes_that_do_not_harm_each_other_and_anew_when_damaged(tmp_path):
@@ -329,7 +365,11 @@ def test_it_is_built_once_by_processes_that_do_not_harm_each_other_and_anew_when
     first = library.stat().st_mtime_ns
     with pytest.MonkeyPatch.context() as patch:
         loads = []
-        patch.setattr(build.ctypes, "CDLL", lambda path: loads.append(Path(path).stat().st_mtime_ns) or object())
+        patch.setattr(
+            build.ctypes,
+            "CDLL",
+            lambda path: loads.append(Path(path).stat().st_mtime_ns) or object(),
+        )
         build.load(folder.parent)
         assert loads == [first], "built again without need"
         library.write_bytes(library.read_bytes()[:-7] + b"garbage")
@@ -339,7 +379,10 @@ def test_it_is_built_once_by_processes_that_do_not_harm_each_other_and_anew_when
 
 @pytest.mark.parametrize(
     ("environment", "said"),
-    [({"CXX": "no-such-compiler"}, "CXX=no-such-compiler is not found"), ({"CXX": "false"}, "false failed")],
+    [
+        ({"CXX": "no-such-compiler"}, "CXX=no-such-compiler is not found"),
+        ({"CXX": "false"}, "false failed"),
+    ],
 )
 def test_without_a_compiler_one_line_says_so_and_the_form_of_xla_runs(environment, said, tmp_path):
     out, error = try_kernels(tmp_path, **environment).communicate(timeout=120)
@@ -368,11 +411,13 @@ def test_a_library_of_somebody_else_is_not_loaded(tmp_path, monkeypatch):
 
 
 def test_a_form_that_is_not_known_is_refused():
-    with pytest.raises(PfedafmError, match="kernels = 'fast' cannot be used; accepted: auto, native, xla"):
+    with pytest.raises(
+        PfedafmError, match="kernels = 'fast' cannot be used; accepted: auto, native, xla"
+    ):
         kernels.choose("fast")
 
 
-# ---------------------------------------------------------------------------------------------- sanitizers
+# --------------------------------------------------------------------------------------- sanitizers
 
 CHECKED = """
 import jax, jax.numpy as jnp, numpy as np
@@ -395,10 +440,17 @@ print("clean")
 @pytest.mark.slow
 @pytest.mark.parametrize("processor", ["native", "x86-64-v3", "x86-64"])
 def test_no_kernel_reads_or_writes_where_it_must_not(processor, tmp_path):
-    """Address and undefined-behaviour sanitizers over random shapes, in the three forms of an x86 processor."""
-    names = ("libasan.so", "libstdc++.so")  # the second, since exceptions of other libraries pass through
+    """Address and undefined-behaviour sanitizers over random shapes, in the three forms of an x86
+    processor."""
+    names = (
+        "libasan.so",
+        "libstdc++.so",
+    )  # the second, since exceptions of other libraries pass through
     ask = [["g++", f"-print-file-name={name}"] for name in names]
-    found = [subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() for words in ask]
+    found = [
+        subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+        for words in ask
+    ]
     environment = {
         **os.environ,
         "XDG_CACHE_HOME": str(tmp_path),
@@ -408,5 +460,7 @@ def test_no_kernel_reads_or_writes_where_it_must_not(processor, tmp_path):
         "LD_PRELOAD": " ".join(found),
         "ASAN_OPTIONS": "detect_leaks=0",
     }
-    result = subprocess.run([sys.executable, "-c", CHECKED], env=environment, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", CHECKED], env=environment, capture_output=True, text=True
+    )
     assert result.stdout.strip() == "clean", result.stderr[-3000:]

@@ -30,7 +30,7 @@ def registry(monkeypatch):
     describe.cache_clear()
 
 
-# ---------------------------------------------------------------------------------------------- sizes
+# -------------------------------------------------------------------------------------------- sizes
 
 
 @pytest.mark.parametrize("num_classes", [10, 100])
@@ -58,10 +58,12 @@ def test_multiply_adds(index):
     assert describe(CNNS[index], 10).macs / 1e6 == pytest.approx(MACS[index], abs=5e-4)
 
 
-# ---------------------------------------------------------------------------------------------- initialisation
+# ----------------------------------------------------------------------------------- initialisation
 
 
-@pytest.mark.parametrize(("layer", "fan_in"), [("conv1", 75), ("conv2", 400), ("fc1", 800), ("fc2", 500)])
+@pytest.mark.parametrize(
+    ("layer", "fan_in"), [("conv1", 75), ("conv2", 400), ("fc1", 800), ("fc2", 500)]
+)
 def test_torch_initialisation_is_uniform_within_its_bound(layer, fan_in):
     params = jax.jit(describe("cnn5", 10).init_extractor)(jax.random.key(1))[layer]
     for values in (np.asarray(params["kernel"]).ravel(), np.asarray(params["bias"]).ravel()):
@@ -76,7 +78,9 @@ def test_no_two_layers_and_no_two_keys_start_alike():
     init = jax.jit(describe("cnn5", 10).init_extractor)
     one, other = init(jax.random.key(1)), init(jax.random.key(2))
     chex.assert_trees_all_equal(one, init(jax.random.key(1)))
-    firsts = [np.asarray(leaf).ravel()[:3] for tree in (one, other) for leaf in jax.tree.leaves(tree)]
+    firsts = [
+        np.asarray(leaf).ravel()[:3] for tree in (one, other) for leaf in jax.tree.leaves(tree)
+    ]
     assert len({tuple((first / np.abs(first).max()).tolist()) for first in firsts}) == len(firsts)
 
 
@@ -90,7 +94,9 @@ def test_flax_initialisation_has_zero_biases_and_lecun_variance():
     layer = models.Convolution(64, "flax")
     header = describe("cnn5", 10, initialisation="flax").header
     for module, inputs, fan_in in ((layer, 3, 75), (header, jnp.zeros((1, 500)), 500)):
-        params = jax.jit(lambda key, m=module, i=inputs: m.init(key, i))(jax.random.key(0))["params"]
+        params = jax.jit(lambda key, m=module, i=inputs: m.init(key, i))(jax.random.key(0))[
+            "params"
+        ]
         assert not np.any(params["bias"])
         assert np.var(params["kernel"]) * fan_in == pytest.approx(1, abs=0.1)
 
@@ -109,7 +115,7 @@ def test_representation_is_not_negative():
     assert float(jnp.min(features)) == 0
 
 
-# ---------------------------------------------------------------------------------------------- one's own networks
+# ------------------------------------------------------------------------------- one's own networks
 
 
 class Flat(nn.Module):
@@ -154,7 +160,9 @@ def test_a_features_field_is_set_to_the_wanted_width():
 @pytest.mark.parametrize("running", [True, False])
 def test_batch_statistics_are_refused(registry, running):
     register_extractor("normed", Normed(running=running))
-    with pytest.raises(PfedafmError, match=r"'normed' carries state .*batch_stats.* GroupNorm or LayerNorm"):
+    with pytest.raises(
+        PfedafmError, match=r"'normed' carries state .*batch_stats.* GroupNorm or LayerNorm"
+    ):
         describe("normed", 4, (8, 8, 3), 12)
 
 
@@ -172,7 +180,9 @@ def test_a_module_that_gives_no_vectors_is_refused(registry):
             return images
 
     register_extractor("image", Image())
-    with pytest.raises(PfedafmError, match=r"'image' gives \(1, 8, 8, 3\) for one image, expected \(1, 12\)"):
+    with pytest.raises(
+        PfedafmError, match=r"'image' gives \(1, 8, 8, 3\) for one image, expected \(1, 12\)"
+    ):
         describe("image", 4, (8, 8, 3), 12)
 
 

@@ -1,4 +1,5 @@
-"""Every notebook runs from top to bottom, and is stored without outputs; the other half is in `test_notebooks_too.py`."""
+"""Every notebook runs from top to bottom, and is stored without outputs; the other half is in
+`test_notebooks_too.py`."""
 
 import json
 import re
@@ -14,7 +15,8 @@ LIMIT = 300  # seconds
 
 
 def run_notebook(path: Path) -> None:
-    """Raises where a cell fails or the whole takes longer than the limit; it has a process and a kernel of its own."""
+    """Raises where a cell fails or the whole takes longer than the limit; it has a process and a
+    kernel of its own."""
     before = sorted(path.parent.iterdir())
     command = [sys.executable, str(ROOT / "tests" / "run_notebook.py"), str(path)]
     try:
@@ -49,5 +51,7 @@ def test_the_first_code_of_a_notebook_installs_the_package(path):
     assert cells[0]["cell_type"] == "markdown" and "".join(cells[0]["source"]).startswith("# ")
     first = "".join(next(cell for cell in cells if cell["cell_type"] == "code")["source"])
     assert re.search(
-        r"REPOSITORY = .*try:\n +import pfedafm_jax.*except ImportError:\n +%pip install", first, re.DOTALL
+        r"REPOSITORY = .*try:\n +import pfedafm_jax.*except ImportError:\n +%pip install",
+        first,
+        re.DOTALL,
     )

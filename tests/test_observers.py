@@ -12,12 +12,22 @@ from by_hand import record, run_by_hand
 
 from pfedafm_jax import cli, plots
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.observers import Observation, Observer, TensorBoard, WeightsAndBiases, replay, scalars
+from pfedafm_jax.observers import (
+    Observation,
+    Observer,
+    TensorBoard,
+    WeightsAndBiases,
+    replay,
+    scalars,
+)
 from pfedafm_jax.results import read_run
 from pfedafm_jax.run import run
 
 ROUNDS = 5
-ROWS = [Observation(record(n), {"c": np.array([np.nan]), "d": np.array([np.inf, 7.0])}) for n in range(1, ROUNDS + 1)]
+ROWS = [
+    Observation(record(n), {"c": np.array([np.nan]), "d": np.array([np.inf, 7.0])})
+    for n in range(1, ROUNDS + 1)
+]
 SUMMARY = run_by_hand([row.record for row in ROWS]).summary
 
 
@@ -46,7 +56,9 @@ class Notes(Observer):
 @pytest.fixture(scope="module")
 def observed(config, dataset, partition):
     """Runs with observers, without pictures."""
-    settings = replace(config, architectures=("small_b",), rounds=ROUNDS, eval_every=2, checkpoint_every=2)
+    settings = replace(
+        config, architectures=("small_b",), rounds=ROUNDS, eval_every=2, checkpoint_every=2
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plots, "draw_all", lambda *arguments: [])
         yield lambda folder, *observers: run(
@@ -68,7 +80,10 @@ def shown(folder):
     found.Reload()
     tags = found.Tags()
     scalars = {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in tags["scalars"]}
-    return scalars, {tag: [(e.step, e.histogram_value) for e in found.Histograms(tag)] for tag in tags["histograms"]}
+    return scalars, {
+        tag: [(e.step, e.histogram_value) for e in found.Histograms(tag)]
+        for tag in tags["histograms"]
+    }
 
 
 def test_an_observer_is_told_everything(straight):
@@ -80,7 +95,9 @@ def test_an_observer_is_told_everything(straight):
         np.testing.assert_array_equal(seen.clients["participants/accuracy"], expected)
         vectors = seen.clients["vectors/mix"]
         assert vectors.shape == (3, 12)
-        np.testing.assert_allclose(vectors.mean(axis=1), seen.clients["participants/mix_mean"], 1e-6)
+        np.testing.assert_allclose(
+            vectors.mean(axis=1), seen.clients["participants/mix_mean"], 1e-6
+        )
         evaluated = seen.record.all_clients_accuracy is not None
         assert ("all_clients/accuracy" in seen.clients) == evaluated
 
@@ -134,7 +151,9 @@ def test_a_finished_run_can_be_told_later_and_is_told_once(straight, tmp_path):
     assert notes.heard == [("start", ROUNDS), ("finish", ROUNDS), "close"]
     assert [row.record for row in notes.seen] == [row.record for row in seen]
     assert sorted(folder.glob("*tfevents*")) == before
-    unseen = shutil.copytree(folder, tmp_path / "unseen", ignore=shutil.ignore_patterns("*tfevents*"))
+    unseen = shutil.copytree(
+        folder, tmp_path / "unseen", ignore=shutil.ignore_patterns("*tfevents*")
+    )
     replay(read_run(unseen), [TensorBoard()])
     assert shown(unseen)[0] == shown(folder)[0]
 
@@ -171,7 +190,11 @@ def test_wandb_stays_one_run_and_gets_each_round_once(tmp_path, monkeypatch):
     for row in ROWS[:3]:
         observer.round(row)
     observer.close()
-    assert first.logins == 1 and [step for step, _ in first.logs] == [1, 2, 3] and first.finished == [1]
+    assert (
+        first.logins == 1
+        and [step for step, _ in first.logs] == [1, 2, 3]
+        and first.finished == [1]
+    )
     assert first.logs[1][1] == {**scalars(ROWS[1].record), "d": ("histogram", 1)}
     monkeypatch.setitem(sys.modules, "wandb", second := pretended(known=3))
     observer = WeightsAndBiases("project")
@@ -188,7 +211,9 @@ def test_wandb_stays_one_run_and_gets_each_round_once(tmp_path, monkeypatch):
     assert (two["resume"], two["project"]) == ("allow", "project")
     monkeypatch.setitem(sys.modules, "wandb", third := pretended("offline"))
     WeightsAndBiases("project", fresh=True).start(tmp_path, {}, [])
-    assert third.inits[0]["id"] != one["id"] and third.inits[0]["resume"] is None and third.logins == 0
+    assert (
+        third.inits[0]["id"] != one["id"] and third.inits[0]["resume"] is None and third.logins == 0
+    )
 
 
 def test_wandb_that_cannot_be_used_is_told_before_any_work(monkeypatch):
@@ -202,7 +227,9 @@ def test_wandb_that_cannot_be_used_is_told_before_any_work(monkeypatch):
         raise module.errors.Error("no key")
 
     module.login = login
-    with pytest.raises(PfedafmError, match=r"wandb = 'project' cannot be used \(no key\).*WANDB_MODE=offline"):
+    with pytest.raises(
+        PfedafmError, match=r"wandb = 'project' cannot be used \(no key\).*WANDB_MODE=offline"
+    ):
         options.observers()
     monkeypatch.setitem(sys.modules, "wandb", pretended("offline"))
     assert [type(each) for each in options.observers()] == [TensorBoard, WeightsAndBiases]

@@ -1,4 +1,5 @@
-"""Several processes in one run, on this machine: they agree with one, and a lost one is noticed and resumed from."""
+"""Several processes in one run, on this machine: they agree with one, and a lost one is noticed and
+resumed from."""
 
 import json
 import os
@@ -24,7 +25,12 @@ def start(folder: Path, run: str, *more: str) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": str(COMMAND.parent.parent)}
     arguments = [sys.executable, str(COMMAND), "--run-dir", run, *more]
     return subprocess.Popen(
-        arguments, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        arguments,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 
@@ -33,7 +39,9 @@ def start_all(folder: Path, run: str, count: int, *more: str) -> list[subprocess
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     meeting = ("--coordinator", address, "--num-processes", str(count))
-    return [start(folder, run, *meeting, "--process-id", str(index), *more) for index in range(count)]
+    return [
+        start(folder, run, *meeting, "--process-id", str(index), *more) for index in range(count)
+    ]
 
 
 def finish(processes: list[subprocess.Popen]) -> None:
@@ -51,7 +59,15 @@ def assert_same(found: list[dict], expected: list[dict]) -> None:
     assert len(found) == len(expected)
     for a, b in zip(found, expected, strict=True):
         assert (a["round"], a["participants"]) == (b["round"], b["participants"])
-        for name in ("mean_accuracy", "all_clients_accuracy", "loss", "mix_mean", "shared_loss", "floats_up", "flops"):
+        for name in (
+            "mean_accuracy",
+            "all_clients_accuracy",
+            "loss",
+            "mix_mean",
+            "shared_loss",
+            "floats_up",
+            "flops",
+        ):
             assert a[name] == b[name] or np.isclose(a[name], b[name], rtol=1e-4), (name, a, b)
 
 
@@ -83,7 +99,9 @@ def test_a_killed_process_ends_the_run_which_then_goes_on(tmp_path, alone):
     assert re.search("another (process|task)", output), output
     assert time.monotonic() - killed < 60
     processes[1].communicate()
-    done = max(int(path.stem[6:]) for path in (tmp_path / "two" / "checkpoints").glob("round-*.json"))
+    done = max(
+        int(path.stem[6:]) for path in (tmp_path / "two" / "checkpoints").glob("round-*.json")
+    )
     goal = str(max(done + 1, ROUNDS))
     finish(start_all(tmp_path, "two", 2, "--rounds", goal))
     assert_same(records(tmp_path, "two")[: ROUNDS - 1], alone[: ROUNDS - 1])

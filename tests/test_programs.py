@@ -42,7 +42,14 @@ def test_numbers_are_no_part_of_what_is_compiled(method):
     form = build(config, *small_data()).form
     own = settings_of(find_method(method).Settings).values()
     numbers = {s.name: middle(s) for s in own if s.kind is float and s.default is not None}
-    run = {"learning_rate": 0.3, "momentum": 0.3, "weight_decay": 0.3, "clip_norm": 0.3, "seed": 9, "rounds": 7}
+    run = {
+        "learning_rate": 0.3,
+        "momentum": 0.3,
+        "weight_decay": 0.3,
+        "clip_norm": 0.3,
+        "seed": 9,
+        "rounds": 7,
+    }
     other = build(updated(config, {**run, method: numbers}), *small_data())
     assert other.form == form and hash(other.form) == hash(form)
     given = {"learning_rate": 0.2}  # in the method's own name: another number, not another program
@@ -54,13 +61,21 @@ def test_programs_of_another_run_compute_with_its_numbers(config, dataset, parti
     """Compiled for one run, then used by others: each equals Algorithm 1 with its own numbers."""
     build(config, dataset, partition).compile()
     traced = dict(TRACED)
-    other = {"learning_rate": 0.2, "momentum": 0.5, "weight_decay": 0.1, "clip_norm": 0.5, "seed": 8}
+    other = {
+        "learning_rate": 0.2,
+        "momentum": 0.5,
+        "weight_decay": 0.1,
+        "clip_norm": 0.5,
+        "seed": 8,
+    }
     for numbers in (other, {"pfedafm": {"mix_learning_rate": 0.1, "mix_weight_decay": 0.1}}):
         programs = build(updated(config, numbers), dataset, partition)
         ours, result = engine.run_round(programs, engine.start(programs), 1)
         plain, expected = algorithm1.run_round(programs, algorithm1.start(programs), 1)
         chex.assert_trees_all_close(result.info, expected.info, rtol=2e-4, atol=2e-5)
-        chex.assert_trees_all_close(jax.device_get(ours.server), jax.device_get(plain.server), rtol=2e-3, atol=2e-5)
+        chex.assert_trees_all_close(
+            jax.device_get(ours.server), jax.device_get(plain.server), rtol=2e-3, atol=2e-5
+        )
     assert traced == TRACED
 
 
@@ -69,13 +84,20 @@ def test_splits_of_other_seeds_share_the_programs():
     for changes in ({"batch_size": 64}, {"batch_size": 512}, {"num_clients": 20, "batch_size": 32}):
         found = set()
         for seed in range(4):
-            settings = {"dataset": "synthetic", "num_clients": 10, "participation": 0.5, "architectures": ("cnn5",)}
+            settings = {
+                "dataset": "synthetic",
+                "num_clients": 10,
+                "participation": 0.5,
+                "architectures": ("cnn5",),
+            }
             config = updated(Config(), {**settings, "seed": seed, **changes})
             dataset = load_data(config)
             sizes = [len(rows) for rows in split(config, dataset).train]
             training = LocalTraining.of(config, dataset.mean, dataset.std, sizes)
             found.add((training.batch_size, training.rest_size, table_width(sizes)))
-            assert training.batch_size >= min(config.batch_size, max(sizes)) and table_width(sizes) >= max(sizes)
+            assert training.batch_size >= min(config.batch_size, max(sizes)) and table_width(
+                sizes
+            ) >= max(sizes)
         assert len(found) == 1, found
 
 

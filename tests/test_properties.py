@@ -106,9 +106,16 @@ def command_lines(draw) -> list[str]:
         value = draw(ANYTHING if draw(st.booleans()) else plausible(FIELDS[name]))
         shown = [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
         words += [f"--{name.replace('_', '-')}", *(word.replace("\0", "") for word in shown)]
-    extra = st.sampled_from(["--paper", "--preset", "--config", "--round", "-x", "--method", "--run-dir", "--fresh"])
+    extra = st.sampled_from(
+        ["--paper", "--preset", "--config", "--round", "-x", "--method", "--run-dir", "--fresh"]
+    )
     for word in draw(st.lists(extra, max_size=2)):
-        words += [word, *draw(st.lists(st.text(st.characters(exclude_characters="\0"), max_size=8), max_size=1))]
+        words += [
+            word,
+            *draw(
+                st.lists(st.text(st.characters(exclude_characters="\0"), max_size=8), max_size=1)
+            ),
+        ]
     return words
 
 
@@ -140,10 +147,14 @@ def test_random_command_lines_are_used_or_refused(words, capsys):
 @example(config="..")
 def test_the_name_of_a_run_is_one_folder_in_runs(config):
     name = cli.run_name(config)
-    assert Path(name).name == name and name not in (".", "..") and "/" not in name and len(name) <= 100
+    assert (
+        Path(name).name == name and name not in (".", "..") and "/" not in name and len(name) <= 100
+    )
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "/proc/nothing/here", "/dev/null/x", "/etc/hostname"])
+@pytest.mark.parametrize(
+    "name", ["x" * 300, "a\0b", "/proc/nothing/here", "/dev/null/x", "/etc/hostname"]
+)
 def test_folders_that_cannot_be_are_refused(name):
     with pytest.raises(PfedafmError, match=r"^run_dir = .* cannot be used"):
         RunFolder(name).check()
@@ -155,7 +166,11 @@ def test_folders_that_cannot_be_are_refused(name):
 @st.composite
 def damages(draw):
     """A function that changes bytes."""
-    kind, at, bit = draw(st.sampled_from(["flip", "cut", "insert"])), draw(st.floats(0, 1)), draw(st.integers(0, 7))
+    kind, at, bit = (
+        draw(st.sampled_from(["flip", "cut", "insert"])),
+        draw(st.floats(0, 1)),
+        draw(st.integers(0, 7)),
+    )
 
     def damaged(content: bytes) -> bytes:
         index = min(int(at * len(content)), len(content) - 1)
@@ -186,7 +201,10 @@ def test_a_damaged_split_file_is_refused_or_harmless(damaged, tmp_path_factory):
 
 def tiny_arrays() -> Arrays:
     draw = np.random.default_rng(0)
-    images, labels = draw.integers(256, size=(6, 32, 32, 3), dtype=np.uint8), np.arange(6, dtype=np.uint8)
+    images, labels = (
+        draw.integers(256, size=(6, 32, 32, 3), dtype=np.uint8),
+        np.arange(6, dtype=np.uint8),
+    )
     return Arrays(images, labels, images[:2], labels[:2])
 
 

@@ -45,7 +45,11 @@ def silent(settings, dataset, partition, tmp_path_factory):
     """The same run in a folder, and what it said without progress."""
     folder, said = tmp_path_factory.mktemp("run") / "small", io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        return run(settings, dataset, partition, run_dir=folder, progress=False), folder, said.getvalue()
+        return (
+            run(settings, dataset, partition, run_dir=folder, progress=False),
+            folder,
+            said.getvalue(),
+        )
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +64,9 @@ def rows(experiment):
 def weights(experiment):
     store = experiment.state.store
     clients = [store.state(client) for client in range(experiment.config.num_clients)]
-    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((clients, experiment.state.server))]
+    return [
+        np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((clients, experiment.state.server))
+    ]
 
 
 def test_everything_public_is_there():
@@ -72,20 +78,28 @@ def test_a_call_is_the_same_run_in_memory_and_in_a_folder(in_memory, in_folder):
     experiment, folder = in_folder
     assert len(in_memory.records) == ROUNDS and rows(in_memory) == rows(experiment)
     assert weights(in_memory) == weights(experiment)
-    assert {"summary.json", "rounds.jsonl", "accuracy.png", "checkpoints"} <= {path.name for path in folder.iterdir()}
+    assert {"summary.json", "rounds.jsonl", "accuracy.png", "checkpoints"} <= {
+        path.name for path in folder.iterdir()
+    }
 
 
 def test_the_same_call_loads_a_finished_run(in_folder, settings, dataset, partition, capsys):
     experiment, folder = in_folder
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
     again = run(settings, dataset, partition, run_dir=folder)
-    assert "is finished already; fresh=True starts over" in capsys.readouterr().out.replace("\n", "")
+    assert "is finished already; fresh=True starts over" in capsys.readouterr().out.replace(
+        "\n", ""
+    )
     assert again.records == experiment.records and weights(again) == weights(experiment)
-    np.testing.assert_array_equal(again.per_client()["accuracy"], experiment.per_client()["accuracy"])
+    np.testing.assert_array_equal(
+        again.per_client()["accuracy"], experiment.per_client()["accuracy"]
+    )
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_finished_run_without_checkpoints_cannot_be_loaded(in_folder, settings, dataset, partition, tmp_path):
+def test_a_finished_run_without_checkpoints_cannot_be_loaded(
+    in_folder, settings, dataset, partition, tmp_path
+):
     shutil.copytree(in_folder[1], tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     with pytest.raises(PfedafmError, match="no checkpoint of its last round"):
@@ -117,7 +131,10 @@ def test_a_notebook_gets_a_bar_that_is_written_anew(monkeypatch):
         for number in (1, 2):
             bar.show(replace(record(number), loss=1.25))
     assert [data["text/plain"].split("  ")[0] for data in shown] == ["", "round 1/2", "round 2/2"]
-    assert 'value="2" max="2"' in shown[-1]["text/html"] and "acc 50.0 best 50.0 loss 1.250" in shown[-1]["text/html"]
+    assert (
+        'value="2" max="2"' in shown[-1]["text/html"]
+        and "acc 50.0 best 50.0 loss 1.250" in shown[-1]["text/html"]
+    )
 
 
 def test_the_table_by_round_has_numbers_only(in_memory):
@@ -126,16 +143,23 @@ def test_the_table_by_round_has_numbers_only(in_memory):
     assert table["round"].tolist() == [1, 2, 3] and table["floats_up"].dtype.kind == "i"
     records = in_memory.records
     assert table["mean_accuracy"].tolist() == [record.mean_accuracy for record in records]
-    assert table["mean_accuracy/small"].tolist() == [record.more["mean_accuracy/small"] for record in records]
+    assert table["mean_accuracy/small"].tolist() == [
+        record.more["mean_accuracy/small"] for record in records
+    ]
     for name in ("all_clients_accuracy", "all_clients_accuracy/large"):
         assert table[name].isna().tolist() == [True, False, False]  # evaluated after rounds 2 and 3
-    assert "participants" not in table and "mean_accuracy/mixed" not in table  # which is mean_accuracy
+    assert (
+        "participants" not in table and "mean_accuracy/mixed" not in table
+    )  # which is mean_accuracy
 
 
 def test_the_table_by_client_says_who_it_is_and_how_it_did(in_memory, partition, dataset):
     table = in_memory.per_client()
     assert len(table) == 6 and table["architecture"].tolist() == ["small_a", "small_b"] * 3
-    assert table["num_train"].tolist() == [21, 16, 29, 5, 19, 24] and table["num_test"].tolist()[4] == 70
+    assert (
+        table["num_train"].tolist() == [21, 16, 29, 5, 19, 24]
+        and table["num_test"].tolist()[4] == 70
+    )
     held = np.concatenate([partition.train[3], partition.test[3]])
     assert table["num_classes"][3] == len(set(dataset.labels[held].tolist()))
     drawn = [record.participants for record in in_memory.records]
@@ -145,9 +169,14 @@ def test_the_table_by_client_says_who_it_is_and_how_it_did(in_memory, partition,
         assert table["last_round"][client] == max(took_part, default=0)
         assert np.isnan(table["mix_mean"][client]) == (not took_part)
         if took_part:
-            assert table["mix_mean"][client] == in_memory.visits["mix_mean"][max(took_part) - 1, client]
+            assert (
+                table["mix_mean"][client]
+                == in_memory.visits["mix_mean"][max(took_part) - 1, client]
+            )
     np.testing.assert_array_equal(table["accuracy"], in_memory.evaluations[3]["accuracy"])
-    np.testing.assert_array_equal(table["accuracy/large"], in_memory.evaluations[3]["accuracy/large"])
+    np.testing.assert_array_equal(
+        table["accuracy/large"], in_memory.evaluations[3]["accuracy/large"]
+    )
 
 
 def test_tables_before_the_first_round(settings, dataset, partition):
@@ -160,11 +189,20 @@ def test_tables_before_the_first_round(settings, dataset, partition):
 def test_what_a_folder_gives_is_what_the_call_gave(in_folder, in_memory):
     experiment, folder = in_folder
     read, live = read_run(folder), experiment.result()
-    assert read.records == live.records and read.predictions == live.predictions == ["mixed", "small", "large"]
+    assert read.records == live.records and read.predictions == live.predictions == [
+        "mixed",
+        "small",
+        "large",
+    ]
     assert read.clients.keys() == live.clients.keys()
     for name, array in live.clients.items():
         np.testing.assert_array_equal(read.clients[name], array)
-    timing = {"seconds": 0, "compile_seconds": 0, "checkpoint_seconds": 0, "checkpoint_background_seconds": 0}
+    timing = {
+        "seconds": 0,
+        "compile_seconds": 0,
+        "checkpoint_seconds": 0,
+        "checkpoint_background_seconds": 0,
+    }
     same = [replace(run.summary, config={}, **timing) for run in (read, live, in_memory.result())]
     assert same[0] == same[1] == same[2]
 
@@ -186,7 +224,10 @@ def test_a_picture_that_cannot_be_drawn_costs_a_line_and_not_the_run(
     short = replace(settings, rounds=1, architectures=("small_b",), method="standalone")
     assert run(short, dataset, partition, run_dir=tmp_path / "run", progress=False).round == 1
     said = capsys.readouterr().err
-    assert "accuracy.png could not be drawn (RuntimeError: no such font)" in said and "Traceback" not in said
+    assert (
+        "accuracy.png could not be drawn (RuntimeError: no such font)" in said
+        and "Traceback" not in said
+    )
     assert read_run(tmp_path / "run").finished
 
 
@@ -206,11 +247,14 @@ def test_a_damaged_file_of_a_finished_run_is_written_anew_from_its_checkpoint(
 
 
 @pytest.mark.parametrize(
-    "name", ["$a_b$", "[/bold][red]", "%s {x} <b>&amp;", ":smile: é \u202e", "line\nbreak", "a" * 200]
+    "name",
+    ["$a_b$", "[/bold][red]", "%s {x} <b>&amp;", ":smile: é \u202e", "line\nbreak", "a" * 200],
 )
 def test_any_name_is_only_a_name(name, settings, dataset, partition, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(plots, "draw_all", lambda *arguments: [])
-    short = replace(settings, rounds=1, architectures=("small_b",), method="standalone", dataset=name)
+    short = replace(
+        settings, rounds=1, architectures=("small_b",), method="standalone", dataset=name
+    )
     run(short, dataset, partition, run_dir=tmp_path / name, name=name)
     run(short, dataset, partition, run_dir=tmp_path / name, name=name)
     said = "".join(capsys.readouterr().out.split())  # however lines are broken
@@ -228,14 +272,24 @@ def test_a_comparison_is_the_same_in_memory_and_in_a_folder(
     again = compare(short, ["standalone"], [5, 6], **share, run_dir=tmp_path)
     said = capsys.readouterr().out
     assert "Standalone" in said and str(tmp_path / "compare.png") in said.replace("\n", "")
-    assert [(run.config["method"], run.config["seed"]) for run in kept] == [("standalone", 5), ("standalone", 6)]
-    assert [run.records for run in kept] == [run.records for run in again] and table(kept).equals(table(again))
+    assert [(run.config["method"], run.config["seed"]) for run in kept] == [
+        ("standalone", 5),
+        ("standalone", 6),
+    ]
+    assert [run.records for run in kept] == [run.records for run in again] and table(kept).equals(
+        table(again)
+    )
     assert replace(live[0].records[0], seconds=0) == replace(kept[0].records[0], seconds=0)
     rows = json.loads((tmp_path / "compare.json").read_text())
     assert [(row["method"], row["seed"]) for row in rows] == [("standalone", 5), ("standalone", 6)]
-    assert [row["best_mean_accuracy"] for row in rows] == [run.summary.best_mean_accuracy for run in kept]
+    assert [row["best_mean_accuracy"] for row in rows] == [
+        run.summary.best_mean_accuracy for run in kept
+    ]
     assert len(plots.compare_runs(live).axes[0].lines) == 2
-    assert [text.get_text() for text in plots.accuracy_by_floats(live).axes[0].texts] == ["Standalone", "LG-FedAvg"]
+    assert [text.get_text() for text in plots.accuracy_by_floats(live).axes[0].texts] == [
+        "Standalone",
+        "LG-FedAvg",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,14 @@ from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.engine import build
 from pfedafm_jax.presets import with_preset
 from pfedafm_jax.reference import algorithm1
-from pfedafm_jax.reference.algorithm1 import Batch, batches, clipped, cross_entropy, sgd, weighted_mean
+from pfedafm_jax.reference.algorithm1 import (
+    Batch,
+    batches,
+    clipped,
+    cross_entropy,
+    sgd,
+    weighted_mean,
+)
 from pfedafm_jax.reference.plain import average, weights
 
 
@@ -43,25 +50,49 @@ def play(loop, programs, draws, state=None):
 SETTINGS = {
     "paper": {},
     "end_to_end": {"training": "end_to_end", "aggregation": "uniform"},
-    "mix": {"mix_scalar": True, "mix_project": False, "mix_learning_rate": 0.1, "mix_weight_decay": 0.1},
+    "mix": {
+        "mix_scalar": True,
+        "mix_project": False,
+        "mix_learning_rate": 0.1,
+        "mix_weight_decay": 0.1,
+    },
     "mix_fixed": {"mix_fixed": 0.25, "same_start": False, "momentum": 0.0, "weight_decay": 0.0},
-    "clipping": {"clip_norm": 0.05, "initialisation": "flax", "normalisation": "imagenet", "batch_size": 512},
-    "several_at_a_time": {"devices": 2, "clients_per_step": 2, "flip": True, "erase": True, "crop": True},
+    "clipping": {
+        "clip_norm": 0.05,
+        "initialisation": "flax",
+        "normalisation": "imagenet",
+        "batch_size": 512,
+    },
+    "several_at_a_time": {
+        "devices": 2,
+        "clients_per_step": 2,
+        "flip": True,
+        "erase": True,
+        "crop": True,
+    },
 }
 
 
-@pytest.mark.parametrize("name", slow_but(("paper", "end_to_end", "mix", "several_at_a_time"), SETTINGS))
+@pytest.mark.parametrize(
+    "name", slow_but(("paper", "end_to_end", "mix", "several_at_a_time"), SETTINGS)
+)
 def test_engine_equals_algorithm_1(config, dataset, partition, name):
     programs = build(changed(config, **SETTINGS[name]).check(), dataset, partition)
     # Drawn for three rounds, or chosen so that two come back in another order.
     draws = [None] * 3 if name == "paper" else [[2, 0, 3], [3, 1, 0]]
     (one, ours), (two, theirs) = play(engine, programs, draws), play(algorithm1, programs, draws)
     for here, there in zip(ours, theirs, strict=True):
-        assert set(here.info) == set(there.info) and np.all(here.info["finite"] & there.info["finite"])
+        assert set(here.info) == set(there.info) and np.all(
+            here.info["finite"] & there.info["finite"]
+        )
         chex.assert_trees_all_close(here.info, there.info, rtol=2e-4, atol=2e-5)
-    chex.assert_trees_all_close(jax.device_get(one.server), jax.device_get(two.server), rtol=2e-3, atol=2e-5)
+    chex.assert_trees_all_close(
+        jax.device_get(one.server), jax.device_get(two.server), rtol=2e-3, atol=2e-5
+    )
     chex.assert_trees_all_close(clients(one), clients(two), rtol=2e-3, atol=2e-5)
-    chex.assert_trees_all_close(engine.evaluate(programs, one), reference.evaluate(programs, two), rtol=1e-5)
+    chex.assert_trees_all_close(
+        engine.evaluate(programs, one), reference.evaluate(programs, two), rtol=1e-5
+    )
 
 
 @pytest.mark.optimised
@@ -69,16 +100,23 @@ def test_engine_equals_algorithm_1_with_a_network_of_the_paper(config):
     dataset = dataset_from_arrays("large", *make_synthetic(4, 60, seed=1), num_classes=4)
     rows = np.arange(60, dtype=np.int32)
     partition = Partition((rows[:12], rows[12:24]), (rows[24:40], rows[40:56]), (rows[:0],) * 2)
-    config = changed(config, num_clients=2, participation=1.0, architectures=("cnn5",), shared_extractor="cnn5")
+    config = changed(
+        config, num_clients=2, participation=1.0, architectures=("cnn5",), shared_extractor="cnn5"
+    )
     config = dataclasses.replace(config, local_epochs=1, feature_size=500, learning_rate=0.01)
     programs = build(config, dataset, partition)
-    (one, [ours]), (two, [theirs]) = play(engine, programs, [None]), play(algorithm1, programs, [None])
+    (one, [ours]), (two, [theirs]) = (
+        play(engine, programs, [None]),
+        play(algorithm1, programs, [None]),
+    )
     for name in ("loss", "shared_loss", "mix_mean"):
         chex.assert_trees_all_close(ours.info[name], theirs.info[name], rtol=1e-4)
-    chex.assert_trees_all_close(jax.device_get(one.server), jax.device_get(two.server), rtol=1e-3, atol=1e-5)
+    chex.assert_trees_all_close(
+        jax.device_get(one.server), jax.device_get(two.server), rtol=1e-3, atol=1e-5
+    )
 
 
-# ---------------------------------------------------------------------------------------------- the released code
+# -------------------------------------------------------------------------------- the released code
 
 
 @pytest.mark.parametrize(
@@ -128,20 +166,30 @@ def test_a_mix_vector_is_handed_on_but_not_to_a_first_visit(still):
 
 
 def test_momentum_leaks_from_client_to_client(still):
-    """One batch: v = 0.9 · (what was left) + gradient, so a left 2 moves the mix by another -0.1 · 0.9 · 2."""
+    """One batch: v = 0.9 · (what was left) + gradient, so a left 2 moves the mix by another -0.1 ·
+    0.9 · 2."""
     config, *data = still
-    leaky = changed(config, leak_momentum=True, mix_learning_rate=0.1, mix_project=False, learning_rate=0.1)
+    leaky = changed(
+        config, leak_momentum=True, mix_learning_rate=0.1, mix_project=False, learning_rate=0.1
+    )
     programs = build(leaky, *data)
     shared = jax.device_get(reference.start(programs).server["shared_extractor"])
     for left in (0.0, 2.0):
         velocity = {"mix_velocity": np.full(12, left, np.float32)}
-        velocity["shared_velocity"] = jax.tree.map(lambda leaf, left=left: np.full_like(leaf, left), shared)
+        velocity["shared_velocity"] = jax.tree.map(
+            lambda leaf, left=left: np.full_like(leaf, left), shared
+        )
         state, _ = play(reference, programs, [[0]], relayed(programs, **velocity))
         if left == 0:
-            mix, extractor = state.store.state(0)["mix"], jax.device_get(state.server["shared_extractor"])
+            mix, extractor = (
+                state.store.state(0)["mix"],
+                jax.device_get(state.server["shared_extractor"]),
+            )
     np.testing.assert_allclose(state.store.state(0)["mix"], mix - 0.18, rtol=1e-4, atol=1e-5)
     expected = jax.tree.map(lambda leaf: leaf - np.float32(0.18), extractor)
-    chex.assert_trees_all_close(jax.device_get(state.server["shared_extractor"]), expected, rtol=1e-3, atol=1e-4)
+    chex.assert_trees_all_close(
+        jax.device_get(state.server["shared_extractor"]), expected, rtol=1e-3, atol=1e-4
+    )
 
 
 def test_the_last_participant_alone_is_the_average(config, dataset, partition):
@@ -151,13 +199,17 @@ def test_the_last_participant_alone_is_the_average(config, dataset, partition):
     chex.assert_trees_all_equal(jax.device_get(one.server), jax.device_get(other.server))
 
 
-# ---------------------------------------------------------------------------------------------- the loop by hand
+# --------------------------------------------------------------------------------- the loop by hand
 
 
 def test_cross_entropy_by_hand():
     logits = jnp.log(jnp.array([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [0.9, 0.05, 0.05]]))
-    batch = Batch(logits, jnp.array([1, 1, 0]), jnp.array([1.0, 1.0, 0.0]))  # the third only fills it
-    assert float(cross_entropy(logits, batch)) == pytest.approx((np.log(4) - np.log(0.8)) / 2, rel=1e-6)
+    batch = Batch(
+        logits, jnp.array([1, 1, 0]), jnp.array([1.0, 1.0, 0.0])
+    )  # the third only fills it
+    assert float(cross_entropy(logits, batch)) == pytest.approx(
+        (np.log(4) - np.log(0.8)) / 2, rel=1e-6
+    )
 
 
 def test_sgd_and_clipping_by_hand():
@@ -171,7 +223,8 @@ def test_sgd_and_clipping_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("aggregation", "expected"), [("samples", [21, 5, 29]), ("uniform", [1, 1, 1]), ("last", [0, 0, 1])]
+    ("aggregation", "expected"),
+    [("samples", [21, 5, 29]), ("uniform", [1, 1, 1]), ("last", [0, 0, 1])],
 )
 def test_weights_of_the_average(config, dataset, partition, aggregation, expected):
     programs = build(dataclasses.replace(config, aggregation=aggregation), dataset, partition)
@@ -180,7 +233,10 @@ def test_weights_of_the_average(config, dataset, partition, aggregation, expecte
 
 def test_means_by_hand():
     trees = [{"a": jnp.array([1.0, 2.0])}, {"a": jnp.array([3.0, 6.0])}]
-    assert weighted_mean(list(zip([1.0, 3.0], trees, strict=True)), None)["a"].tolist() == [2.5, 5.0]
+    assert weighted_mean(list(zip([1.0, 3.0], trees, strict=True)), None)["a"].tolist() == [
+        2.5,
+        5.0,
+    ]
     assert weighted_mean([], trees[0]) is trees[0]
     rows = [({"t": np.array([[2.0], [9.0]])}, {"t": np.array([1.0, 0.0])}), ({"t": np.array([[6.0], [9.0]])},
             {"t": np.array([3.0, 0.0])})]  # fmt: skip

@@ -74,7 +74,11 @@ def test_the_papers_number_stands_beside_runs_of_its_settings():
 
 def test_quick_runs_have_the_settings_of_their_configuration_and_known_folders(tmp_path):
     tasks = {name: task.config for name, task in tasks_of(study(tmp_path)).items()}
-    for name, method in (("hetero_cifar10", "pfedafm"), ("homo_cifar100", "fd"), ("hetero_cifar100", "fml")):
+    for name, method in (
+        ("hetero_cifar10", "pfedafm"),
+        ("homo_cifar100", "fd"),
+        ("hetero_cifar100", "fml"),
+    ):
         expected = dataclasses.replace(Config.load(name), method=method, rounds=20)
         assert tasks[f"{name}-n100/{method}-seed0"] == expected
     assert tasks["hetero_cifar10-n100-mixlr0.1/pfedafm-seed2"].pfedafm.mix_learning_rate == 0.1
@@ -120,7 +124,11 @@ def made_up(config: Config, level: float = 0.8, not_finite: int = 0, folder: Pat
             more |= {f"all_clients_accuracy{n}": level - 0.1 - less for n, less in others.items()}
         everyone = level - 0.1 if last else None
         bad = int(number == not_finite)
-        rounds.append(record(number, mean, everyone=everyone, participants=range(drawn), not_finite=bad, **more))
+        rounds.append(
+            record(
+                number, mean, everyone=everyone, participants=range(drawn), not_finite=bad, **more
+            )
+        )
     mix = np.full((config.rounds, config.num_clients), np.nan, np.float32)
     mix[:, :drawn] = np.linspace(1, 0.2, config.rounds)[:, None]
     scores = np.random.default_rng(0).normal(level - 0.1, 0.05, config.num_clients)
@@ -154,7 +162,10 @@ def test_accuracies_stand_beside_the_papers(tmp_path):
     assert details["pFedAFM"][:4] == ["92.00 ± 1.41", "95.68", "71.30 ± 1.10", "82.00 ± 1.41"]
     assert details["FedProto"][-2:] == ["40", "1"] and "FedAPEN (✗ diverged at round 4)" in details
     assert result.claims[0].seen is True and "at 1 of 1" in result.claims[0].line()
-    assert "| FedProto | 90.00 (92.49) |" in result.markdown() and "different lengths" in result.markdown()
+    assert (
+        "| FedProto | 90.00 (92.49) |" in result.markdown()
+        and "different lengths" in result.markdown()
+    )
 
 
 def test_every_figure_is_drawn_from_finished_runs_and_says_what_is_missing(tmp_path):
@@ -167,7 +178,10 @@ def test_every_figure_is_drawn_from_finished_runs_and_says_what_is_missing(tmp_p
     outcomes = {}
     for item in ITEMS.keys() - {"table2", "fig-theory"}:
         found = {
-            key: made_up(task.config, level.get(task.config.method, 0.7) - 0.4 * ("cifar100" in name_of(task)))
+            key: made_up(
+                task.config,
+                level.get(task.config.method, 0.7) - 0.4 * ("cifar100" in name_of(task)),
+            )
             for key, task in {**ITEMS[item].also(asked), **ITEMS[item].tasks(asked)}.items()
             if name_of(task) not in left_out
         }
@@ -180,7 +194,9 @@ def test_every_figure_is_drawn_from_finished_runs_and_says_what_is_missing(tmp_p
     assert rows("table1")[3][:3] == ("CNN-4", "4.04", "3.81")  # its widths do not give its size
     assert ("CIFAR-10 to 90 %", "pFedAFM", "19", "57", "95", "95.00", "20") in rows("fig-cost")
     assert ("CIFAR-100 to 50 %", "FedProto", "20", "60", "100", "50.00", "20") in rows("fig-cost")
-    assert ("CIFAR-100", "0.5", "pFedAFM", "55.00", "42.62", "45.00", "20", "1") in rows("fig-dirichlet")
+    assert ("CIFAR-100", "0.5", "pFedAFM", "55.00", "42.62", "45.00", "20", "1") in rows(
+        "fig-dirichlet"
+    )
     assert not any(row[:3] == ("CIFAR-100", "0.5", "FedProto") for row in rows("fig-dirichlet"))
     mix = ("CIFAR-10", "0.001", "95.00 ± 0.00", "73.62 ± 0.00", "85.00 ± 0.00", "20", "3")
     assert mix in [tuple(row) for row in rows("fig-mix-lr")]
@@ -188,14 +204,20 @@ def test_every_figure_is_drawn_from_finished_runs_and_says_what_is_missing(tmp_p
     assert [row[1:3] for row in rows("fig-ablation-models")[:3]] == [
         ("small", "90.00"), ("large", "85.00"), ("mixed", "95.00"),
     ]  # fmt: skip
-    assert [row[1] for row in rows("fig-ablation-training")] == ["end to end", "iterative", "iterative"]
+    assert [row[1] for row in rows("fig-ablation-training")] == [
+        "end to end",
+        "iterative",
+        "iterative",
+    ]
     individual = [row for row in rows("fig-individual") if row[1] == "FedProto"]
     assert [row[3] for row in individual] == ["92", "93"]
     assert len(rows("fig-individual")) == 14  # all baselines of both datasets
     claims = {claim.text: claim.seen for one in outcomes.values() for claim in one.claims}
     assert claims["pFedAFM needs fewer rounds than FedProto."] is True
     assert claims["CIFAR-100: iterative training is better than end to end."] is None
-    assert claims["CIFAR-10: accuracy rises from the small to the large to the mixed model."] is False
+    assert (
+        claims["CIFAR-10: accuracy rises from the small to the large to the mixed model."] is False
+    )
 
 
 def test_time_is_estimated_from_work_and_from_what_finished_runs_took(tmp_path):
@@ -218,11 +240,16 @@ def test_everything_works_at_the_smallest_scale_and_runs_once(tmp_path, capsys, 
     asked = ["--scale", "smoke", "--run-dir", str(tmp_path)]
     assert reproduce.main(["all", *asked]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"17 runs, 0 of them done; the rest takes about \d+", out) and "run 1 of " in out
+    assert (
+        re.search(r"17 runs, 0 of them done; the rest takes about \d+", out) and "run 1 of " in out
+    )
     for name in ITEMS:
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
         content, text = ((tmp_path / f"{name}.{kind}").read_text() for kind in ("json", "md"))
-        assert json.loads(content)["tables"][0]["rows"] and f"reproduce.py {name} --scale smoke" in text
+        assert (
+            json.loads(content)["tables"][0]["rows"]
+            and f"reproduce.py {name} --scale smoke" in text
+        )
     assert "CNN-4 are not what the widths" in (tmp_path / "table1.md").read_text()
     before = (tmp_path / "table3.md").read_text()
     assert all(f"| {find_method(name).title} |" in before for name in numbers.METHODS)
@@ -237,7 +264,9 @@ def test_everything_works_at_the_smallest_scale_and_runs_once(tmp_path, capsys, 
 def test_only_finished_runs_nothing_where_nothing_is(tmp_path, capsys):
     place = str(tmp_path / "none")
     assert reproduce.main(["table3", "fig-theory", "--only-finished", "--run-dir", place]) == 0
-    assert capsys.readouterr().out.count("nothing is finished yet") == 2 and not list(tmp_path.iterdir())
+    assert capsys.readouterr().out.count("nothing is finished yet") == 2 and not list(
+        tmp_path.iterdir()
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""What a run leaves and how it is read back: the arithmetic by hand, labels, tables, damaged files."""
+"""What a run leaves and how it is read back: the arithmetic by hand, labels, tables, damaged
+files."""
 
 import json
 import random
@@ -16,12 +17,14 @@ from pfedafm_jax.tables import cells, markdown, over_seeds, table
 
 RESULTS = Path(__file__).parent.parent / "experiments" / "results"
 
-# ---------------------------------------------------------------------------------------------- the summary
+# -------------------------------------------------------------------------------------- the summary
 
 
 def test_each_accuracy_of_a_summary_is_what_its_name_says():
     means = [0.1, 0.9, None, *[0.4] * 8, 0.6]
-    rounds = [record(n, value, everyone=value if n % 6 == 0 else None) for n, value in enumerate(means, 1)]
+    rounds = [
+        record(n, value, everyone=value if n % 6 == 0 else None) for n, value in enumerate(means, 1)
+    ]
     about = run_by_hand(rounds).about
     summary = summarize(rounds, about, np.array([0.5, 0.7]))
     assert (summary.best_mean_accuracy, summary.best_round, summary.last_mean_accuracy) == (
@@ -29,7 +32,9 @@ def test_each_accuracy_of_a_summary_is_what_its_name_says():
         2,
         0.6,
     )
-    assert summary.last_ten_mean_accuracy == pytest.approx((8 * 0.4 + 0.6) / 9, abs=1e-6)  # rounds 3 to 12, one without
+    assert summary.last_ten_mean_accuracy == pytest.approx(
+        (8 * 0.4 + 0.6) / 9, abs=1e-6
+    )  # rounds 3 to 12, one without
     assert (summary.final_all_clients_accuracy, summary.best_all_clients_accuracy) == (0.6, 0.6)
     assert summary.spread_over_clients == 0.1
     assert (summary.rounds, summary.seconds, summary.floats_up_per_client) == (12, 24.0, 0.5)
@@ -46,7 +51,9 @@ def test_each_accuracy_of_a_summary_is_what_its_name_says():
 
 
 def test_costs_until_a_target():
-    rounds = [record(n, accuracy, floats=5) for n, accuracy in ((1, 0.5), (2, None), (3, 0.91), (4, 0.95))]
+    rounds = [
+        record(n, accuracy, floats=5) for n, accuracy in ((1, 0.5), (2, None), (3, 0.91), (4, 0.95))
+    ]
     reached = {
         "target_accuracy": 0.9,
         "rounds_to_target": 3,
@@ -66,9 +73,17 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path):
     ]
     memory = run_by_hand(rounds, last_accuracies=np.full(100, 0.75))
     run = run_by_hand(rounds, tmp_path / "run", last_accuracies=np.full(100, 0.75))
-    assert run.finished and run.records == rounds and run.summary == replace(memory.summary, config=run.config)
+    assert (
+        run.finished
+        and run.records == rounds
+        and run.summary == replace(memory.summary, config=run.config)
+    )
     assert run.config == json.loads(json.dumps(memory.config)) and run.title == "pFedAFM"
-    assert run.predictions[0] == "mixed" and run.partition is not None and run.partition.num_clients == 100
+    assert (
+        run.predictions[0] == "mixed"
+        and run.partition is not None
+        and run.partition.num_clients == 100
+    )
     assert run.clients.keys() == memory.clients.keys()
     frame = run.per_round()
     assert frame.shape == (2, 11) and frame["mean_accuracy"].tolist() == [0.25, 0.5]
@@ -100,10 +115,12 @@ def test_the_results_of_this_repository_are_readable():
     runs = [read_run(folder) for folder in folders]
     assert len(runs) >= 35 and all(run.finished and run.clients for run in runs)
     best = read_run(RESULTS / "hetero_cifar10-n100" / "pfedafm-seed0").summary
-    assert (best.best_mean_accuracy, best.last_ten_mean_accuracy) == pytest.approx((0.9196, 0.8647), abs=5e-5)
+    assert (best.best_mean_accuracy, best.last_ten_mean_accuracy) == pytest.approx(
+        (0.9196, 0.8647), abs=5e-5
+    )
 
 
-# ---------------------------------------------------------------------------------------------- labels and tables
+# -------------------------------------------------------------------------------- labels and tables
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +150,9 @@ def test_runs_are_named_by_what_differs(folder):
         "no flip, learning rate 0.5, mix fixed 0.5",
     ]
     assert named(one) == ["pfedafm-seed0"]  # nothing differs: its name
-    assert named(two, two, {"method": "fd"})[:2] == ["pFedAFM, learning rate 0.5 (pfedafm-seed0)"] * 2
+    assert (
+        named(two, two, {"method": "fd"})[:2] == ["pFedAFM, learning rate 0.5 (pfedafm-seed0)"] * 2
+    )
 
 
 def test_a_folder_stands_for_the_runs_in_it_and_groups_for_their_runs(folder):
@@ -146,9 +165,9 @@ def test_a_folder_stands_for_the_runs_in_it_and_groups_for_their_runs(folder):
     with pytest.raises(PfedafmError, match=r"group = 'metod' cannot be used.*did you mean method"):
         grouped(runs, ["metod"])
     frame = table(runs)
-    assert frame.index.tolist()[0] == "FD, seed 0" and frame["best_mean_accuracy"].tolist()[:2] == pytest.approx(
-        [0.6, 0.61]
-    )
+    assert frame.index.tolist()[0] == "FD, seed 0" and frame["best_mean_accuracy"].tolist()[
+        :2
+    ] == pytest.approx([0.6, 0.61])
     assert frame["seed"].tolist() == [0, 1] * 3 and frame["finished"].all()
 
 
@@ -164,21 +183,27 @@ def test_rows_are_mean_and_deviation_over_seeds():
         1,
     ]
     assert frame.loc["Standalone", ("best_mean_accuracy", "mean")] == pytest.approx(0.85)
-    assert frame.loc["Standalone", ("best_mean_accuracy", "deviation")] == pytest.approx(np.sqrt(0.005))
+    assert frame.loc["Standalone", ("best_mean_accuracy", "deviation")] == pytest.approx(
+        np.sqrt(0.005)
+    )
     assert np.isnan(frame.loc["FD", ("best_mean_accuracy", "deviation")])
     assert frame["diverged", "round"].tolist()[1] == 2
     text = markdown(["method", "best", "last ten"], [row[:3] for row in cells(frame)])
-    assert "| Standalone | 85.00 ± 7.07 |" in text and "| FD (diverged at round 2) | 50.00 | 45.00 |" in text
+    assert (
+        "| Standalone | 85.00 ± 7.07 |" in text
+        and "| FD (diverged at round 2) | 50.00 | 45.00 |" in text
+    )
 
 
-# ---------------------------------------------------------------------------------------------- damage
+# ------------------------------------------------------------------------------------------- damage
 
 
 FILES = ("config.json", "rounds.jsonl", "clients.npz", "partition.npz", "summary.json")
 
 
 def test_every_damage_of_a_finished_run_is_named(tmp_path):
-    """Bits flipped, ends cut off, files emptied, removed or made folders: each is told by the file's name."""
+    """Bits flipped, ends cut off, files emptied, removed or made folders: each is told by the
+    file's name."""
     rounds = [record(n, 0.1 * n) for n in (1, 2, 3)]
     run_by_hand(rounds, tmp_path / "run", last_accuracies=np.full(100, 0.75))
     draw = random.Random(0)
@@ -197,7 +222,11 @@ def test_every_damage_of_a_finished_run_is_named(tmp_path):
         ]
         for _ in range(25):
             place = draw.randrange(len(whole))
-            contents.append(whole[:place] + bytes([whole[place] ^ (1 << draw.randrange(8))]) + whole[place + 1 :])
+            contents.append(
+                whole[:place]
+                + bytes([whole[place] ^ (1 << draw.randrange(8))])
+                + whole[place + 1 :]
+            )
         for content in contents:
             path.write_bytes(content)
             with pytest.raises(PfedafmError) as caught:
@@ -220,7 +249,9 @@ def test_files_that_are_gone_or_not_ours_are_named(tmp_path):
         with pytest.raises(Damaged, match=rf"{name}.*missing"):
             _ = read_run(tmp_path / "run").clients
         path.write_bytes(whole)
-    with pytest.raises(PfedafmError, match=r"accepted: the folder of a run.*there is no such folder"):
+    with pytest.raises(
+        PfedafmError, match=r"accepted: the folder of a run.*there is no such folder"
+    ):
         read_runs([tmp_path / "nowhere"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(PfedafmError, match=r"it has no config\.json"):
@@ -236,7 +267,9 @@ def test_another_version_is_named_and_not_guessed_at(tmp_path):
         read_run(tmp_path / "run")
     del content["format"]
     path.write_text(json.dumps(content))
-    with pytest.raises(PfedafmError, match="its format is 1 or another program's, and 2 is read here"):
+    with pytest.raises(
+        PfedafmError, match="its format is 1 or another program's, and 2 is read here"
+    ):
         read_run(tmp_path / "run")
 
 
@@ -255,7 +288,7 @@ def test_a_record_that_is_not_as_a_run_writes_it_is_refused(tmp_path):
             read_run(tmp_path / "run")
 
 
-# ---------------------------------------------------------------------------------------------- the folder
+# --------------------------------------------------------------------------------------- the folder
 
 
 def test_a_folder_that_is_not_ours_is_left_alone(tmp_path):

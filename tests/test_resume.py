@@ -71,7 +71,8 @@ class Notes(Observer):
 
 
 def train_in(folder, experiment, *, fresh=False, notes=None, **options):
-    """Runs an experiment in a folder, as `run` does; returns how many rounds it was resumed after."""
+    """Runs an experiment in a folder, as `run` does; returns how many rounds it was resumed
+    after."""
     notes = notes or Notes()
     standing = look(Task(experiment.config, folder), fresh=fresh)
     train(experiment, standing, observers=[notes], **options)
@@ -101,9 +102,17 @@ def assert_same_run(one, folder, other, other_folder):
     assert ours.finished and theirs.finished and ours.clients.keys() == theirs.clients.keys()
     for name in ours.clients:
         np.testing.assert_array_equal(ours.clients[name], theirs.clients[name])
-    timing = {"seconds", "compile_seconds", "checkpoint_seconds", "checkpoint_background_seconds", "config"}
+    timing = {
+        "seconds",
+        "compile_seconds",
+        "checkpoint_seconds",
+        "checkpoint_background_seconds",
+        "config",
+    }
     a, b = ours.summary.as_dict(), theirs.summary.as_dict()
-    assert {k: v for k, v in a.items() if k not in timing} == {k: v for k, v in b.items() if k not in timing}
+    assert {k: v for k, v in a.items() if k not in timing} == {
+        k: v for k, v in b.items() if k not in timing
+    }
 
 
 class Crash(Exception):
@@ -121,7 +130,9 @@ def crashed(folder, experiment, number):
 
 
 @pytest.mark.parametrize("number", (1, 2, 4, 7))
-def test_a_run_that_ends_after_any_round_goes_on_to_the_same_bits(number, make, settings, straight, tmp_path):
+def test_a_run_that_ends_after_any_round_goes_on_to_the_same_bits(
+    number, make, settings, straight, tmp_path
+):
     crashed(tmp_path / "run", make(settings), number)
     with open(tmp_path / "run" / "rounds.jsonl", "a") as file:
         file.write('{"round": 99, "mean_ac')  # a line cut off in the middle
@@ -184,7 +195,9 @@ def test_other_settings_are_refused_with_the_differences(make, settings, tmp_pat
     with pytest.raises(PfedafmError) as caught:
         look(Task(other, tmp_path / "run"))
     text = str(caught.value)
-    assert "learning_rate: 0.05 → 0.5\n" in text and "seed: 5 → 6\n" in text and "rounds:" not in text
+    assert (
+        "learning_rate: 0.05 → 0.5\n" in text and "seed: 5 → 6\n" in text and "rounds:" not in text
+    )
     assert "--fresh" in text and "--run-dir" in text
     with pytest.raises(PfedafmError, match="seed: 5 → 6"):
         train_in(tmp_path / "run", make(replace(settings, seed=6)))
@@ -224,7 +237,10 @@ def test_the_number_of_rounds_is_part_of_fedkd(config):
     assert differences({k: v for k, v in stored.items() if k != "checkpoint_every"}, fedkd) == []
 
 
-SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in ("lg_fedavg", "fd", "fedproto", "fml", "fedapen")]
+SLOW = [
+    pytest.param(method, marks=pytest.mark.slow)
+    for method in ("lg_fedavg", "fd", "fedproto", "fml", "fedapen")
+]
 
 
 @pytest.mark.parametrize("method", ["standalone", "fedkd", *SLOW])
@@ -268,10 +284,15 @@ def test_a_folder_in_use_is_refused(settings, straight):
     assert state(more, folder) == "started"
 
 
-def test_a_damaged_last_checkpoint_is_named_and_the_one_before_used(make, settings, straight, tmp_path):
+def test_a_damaged_last_checkpoint_is_named_and_the_one_before_used(
+    make, settings, straight, tmp_path
+):
     crashed(tmp_path / "run", make(settings), 7)  # checkpoints of rounds 2, 4 and 6
     manifest = next(iter(Checkpoints(checkpoint_folder(tmp_path / "run")).manifests().values()))
-    largest = max((n for n in manifest["files"] if n.startswith("round-000006")), key=lambda n: manifest["files"][n][0])
+    largest = max(
+        (n for n in manifest["files"] if n.startswith("round-000006")),
+        key=lambda n: manifest["files"][n][0],
+    )
     path = checkpoint_folder(tmp_path / "run") / largest
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -306,7 +327,9 @@ def test_checkpoints_change_nothing(make, settings, straight, tmp_path):
     without = make(replace(settings, checkpoint_every=0))
     train_in(tmp_path / "run", without)
     assert rows(tmp_path / "run") == rows(straight[1])
-    for a, b in zip(jax.tree.leaves(weights(without)), jax.tree.leaves(weights(straight[0])), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(weights(without)), jax.tree.leaves(weights(straight[0])), strict=True
+    ):
         assert a.tobytes() == b.tobytes()
 
 
@@ -314,7 +337,9 @@ def test_evaluating_changes_no_weights(make, settings, straight, tmp_path):
     often = make(replace(settings, eval_every=1, checkpoint_every=0))
     train_in(tmp_path / "run", often)
     assert len(often.evaluations) == ROUNDS and len(straight[0].evaluations) == 3
-    for a, b in zip(jax.tree.leaves(weights(often)), jax.tree.leaves(weights(straight[0])), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(weights(often)), jax.tree.leaves(weights(straight[0])), strict=True
+    ):
         assert a.tobytes() == b.tobytes()
 
 
@@ -334,11 +359,17 @@ def test_updates_that_are_not_finite_are_counted_and_survive_a_restart(make, set
     store = experiment.state.store
     first = draw_participants(settings.seed, 1, settings.num_clients, settings.num_participants)[0]
     group = int(store.groups[first])
-    store.write(group, [first], jax.tree.map(lambda leaf: np.full((1, *leaf.shape), np.nan), store.start(group)))
+    store.write(
+        group,
+        [first],
+        jax.tree.map(lambda leaf: np.full((1, *leaf.shape), np.nan), store.start(group)),
+    )
     crashed(tmp_path / "run", experiment, 4)
     assert rows(tmp_path / "run")[0]["not_finite"] == 1
     resumed = make(settings)
     train_in(tmp_path / "run", resumed)
     summary = read_run(tmp_path / "run").summary
     assert summary.diverged_at_round == 1
-    assert summary.clients_not_finite == sum(row["not_finite"] for row in rows(tmp_path / "run")) >= 1
+    assert (
+        summary.clients_not_finite == sum(row["not_finite"] for row in rows(tmp_path / "run")) >= 1
+    )

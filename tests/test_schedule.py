@@ -16,7 +16,14 @@ def problems(draw):
     work = draw(st.lists(st.integers(0, 100), min_size=num_clients, max_size=num_clients))
     clients = draw(st.lists(st.integers(0, num_clients - 1), unique=True))
     slots = chunk * draw(st.integers(1, 4))
-    return clients, np.arange(num_clients) % num_groups, np.array(work, float), devices, chunk, slots
+    return (
+        clients,
+        np.arange(num_clients) % num_groups,
+        np.array(work, float),
+        devices,
+        chunk,
+        slots,
+    )
 
 
 @given(problems())
@@ -82,7 +89,9 @@ def test_more_clients_than_slots_take_several_calls():
     assert [call.trips.tolist() for call in calls] == [[3], [3], [1]]
 
 
-@pytest.mark.parametrize(("participants", "groups", "devices", "chunk"), [(10, 5, 2, 1), (100, 1, 4, 3), (1, 5, 4, 2)])
+@pytest.mark.parametrize(
+    ("participants", "groups", "devices", "chunk"), [(10, 5, 2, 1), (100, 1, 4, 3), (1, 5, 4, 2)]
+)
 def test_slots_hold_an_even_share_twice_in_whole_chunks(participants, groups, devices, chunk):
     slots = slots_per_device(participants, groups, devices, chunk)
     assert slots % chunk == 0
@@ -102,12 +111,14 @@ def test_everyone_is_drawn_at_full_participation():
 
 
 def test_draws_are_uniform():
-    counts = np.bincount(np.concatenate([draw_participants(0, index, 20, 5) for index in range(2000)]), minlength=20)
+    counts = np.bincount(
+        np.concatenate([draw_participants(0, index, 20, 5) for index in range(2000)]), minlength=20
+    )
     # Mean 500, deviation √(2000 · ¼ · ¾) = 19.4: five deviations either way.
     assert np.all(np.abs(counts - 500) < 97)
 
 
-# ---------------------------------------------------------------------------------------------- over processes
+# ----------------------------------------------------------------------------------- over processes
 
 
 def test_clients_stay_where_their_state_is():

@@ -17,7 +17,10 @@ GROUPS = np.array([0, 1, 0, 1, 0])
 def start(group: int) -> dict:
     width = (3, 5)[group]
     return {
-        "net": {"kernel": np.full((width, 2), group + 1.0, np.float32), "bias": np.zeros(width, np.float32)},
+        "net": {
+            "kernel": np.full((width, 2), group + 1.0, np.float32),
+            "bias": np.zeros(width, np.float32),
+        },
         "header": np.full(4, 10.0 + group, np.float32),
         "count": np.int32(group),
     }
@@ -64,7 +67,9 @@ def test_zeros_that_were_written_are_not_taken_for_unvisited(store):
 
 
 def test_empty_slots_read_zeros_and_write_nothing(store):
-    store.write(0, [-1, 2, -1], stacked(filled(start(0), 5), filled(start(0), 6), filled(start(0), 5)))
+    store.write(
+        0, [-1, 2, -1], stacked(filled(start(0), 5), filled(start(0), 6), filled(start(0), 5))
+    )
     chex.assert_trees_all_equal(store.state(2), filled(start(0), 6))
     assert store.visited.tolist() == [False, False, True, False, False]
     read = store.read(0, [-1, 2])
@@ -97,7 +102,9 @@ def test_own_starts(place, tmp_path):
     def start_of(client):
         return filled(start(GROUPS[client]), 100 + client)
 
-    store = ClientStore([start(0), start(1)], GROUPS, place=place, folder=tmp_path, start_of=start_of)
+    store = ClientStore(
+        [start(0), start(1)], GROUPS, place=place, folder=tmp_path, start_of=start_of
+    )
     chex.assert_trees_all_equal(store.state(2), filled(start(0), 102))
     np.testing.assert_array_equal(store.read_parts(["header"], [1, 4])["header"][:, 0], [101, 104])
     store.write(0, [2], stacked(filled(start(0), 1)))
@@ -126,19 +133,25 @@ def test_the_folder_goes_with_the_store(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory of a process is read from /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="memory of a process is read from /proc"
+)
 def test_ten_thousand_clients_take_room_only_for_those_that_were_drawn(tmp_path):
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     clients = 10_000
-    starts = [{"weights": np.full(2**18, group, np.float32)} for group in range(5)]  # 1 MiB each, 10 GiB in all
+    starts = [
+        {"weights": np.full(2**18, group, np.float32)} for group in range(5)
+    ]  # 1 MiB each, 10 GiB in all
     before = resident()
     store = ClientStore(starts, np.arange(clients) % 5, place="disk", folder=tmp_path)
     drawn = np.array([3, 4_998, 9_998])
     state = store.read(3, drawn)
     store.write(3, drawn, {"weights": state["weights"] + 1})
     assert store.nbytes == clients * 2**20 and store.on_disk
-    assert np.all(store.read(3, [4_998])["weights"] == 4) and np.all(store.read(3, [4_993])["weights"] == 3)
+    assert np.all(store.read(3, [4_998])["weights"] == 4) and np.all(
+        store.read(3, [4_993])["weights"] == 3
+    )
     assert np.flatnonzero(store.visited).tolist() == drawn.tolist()
     assert resident() - before < 100 * 2**20

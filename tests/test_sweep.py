@@ -26,25 +26,38 @@ def sweep(*arguments: str) -> int:
 
 
 def score(point, *accuracies, diverged=None):
-    summary = SimpleNamespace(diverged_at_round=diverged, last_ten_mean_accuracy=0.5, rounds=3, seconds=60.0)
+    summary = SimpleNamespace(
+        diverged_at_round=diverged, last_ten_mean_accuracy=0.5, rounds=3, seconds=60.0
+    )
     run: Any = SimpleNamespace(summary=summary)
     return grid.Score(point, [run] * len(accuracies), accuracies)
 
 
-# ---------------------------------------------------------------------------------------------- the grid
+# ----------------------------------------------------------------------------------------- the grid
 
 
 def test_the_papers_grid_is_every_combination_of_its_values():
     found = grid.points(grid.paper_grid("pfedafm"))
     assert len(found) == 4 * 2 * 4
-    assert found[0] == {"batch_size": 64, "local_epochs": 1, "learning_rate": 0.01, "pfedafm.mix_learning_rate": 0.001}
+    assert found[0] == {
+        "batch_size": 64,
+        "local_epochs": 1,
+        "learning_rate": 0.01,
+        "pfedafm.mix_learning_rate": 0.001,
+    }
     assert len(grid.points(grid.paper_grid("fd"))) == 8
     config = grid.at(Config(), found[-1])
-    assert (config.batch_size, config.local_epochs, config.pfedafm.mix_learning_rate) == (512, 10, 1.0)
+    assert (config.batch_size, config.local_epochs, config.pfedafm.mix_learning_rate) == (
+        512,
+        10,
+        1.0,
+    )
 
 
 def test_values_are_read_as_what_they_are():
-    found = grid.parse_grid(["learning-rate=0.1,1e-2", "flip=true,false", "pfedafm.mix_fixed=none,0.5", "method=fd"])
+    found = grid.parse_grid(
+        ["learning-rate=0.1,1e-2", "flip=true,false", "pfedafm.mix_fixed=none,0.5", "method=fd"]
+    )
     assert found == {"learning_rate": (0.1, 0.01), "flip": (True, False), "pfedafm.mix_fixed": (None, 0.5),
                      "method": ("fd",)}  # fmt: skip
 
@@ -73,27 +86,40 @@ def test_bad_input_is_refused_before_anything_is_written(arguments, said, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-# ---------------------------------------------------------------------------------------------- the choice
+# --------------------------------------------------------------------------------------- the choice
 
 
 def test_validation_data_take_the_place_of_test_data_which_are_in_no_part():
-    config = dataclasses.replace(Config(), dataset="synthetic", num_clients=10, validation_fraction=0.1)
+    config = dataclasses.replace(
+        Config(), dataset="synthetic", num_clients=10, validation_fraction=0.1
+    )
     dataset = load_data(config)
     whole, found = split(config, dataset), grid.validation_split(config, dataset)
     assert isinstance(found, Partition)
     for client in range(10):
-        assert np.array_equal(found.test[client], whole.validation[client]) and len(found.test[client]) > 0
+        assert (
+            np.array_equal(found.test[client], whole.validation[client])
+            and len(found.test[client]) > 0
+        )
         seen = np.concatenate([found.train[client], found.test[client], found.validation[client]])
         assert not np.isin(seen, np.concatenate(whole.test)).any()
 
 
 def test_the_best_mean_over_seeds_is_chosen_and_a_diverged_setting_never():
     a, b = score({"learning_rate": 0.1}, 0.9, 0.5), score({"learning_rate": 0.2}, 0.75, 0.75)
-    c, d = score({"learning_rate": 1.0}, 0.99, 0.99, diverged=2), score({"learning_rate": 2.0}, 0.8, None)
+    c, d = (
+        score({"learning_rate": 1.0}, 0.99, 0.99, diverged=2),
+        score({"learning_rate": 2.0}, 0.8, None),
+    )
     assert [s.point["learning_rate"] for s in grid.ranked([a, b, c, d])] == [0.2, 0.1, 1.0, 2.0]
-    assert grid.ranked([a, score({"learning_rate": 0.3}, 0.7, 0.7)])[0] is a  # equal: the grid's own order
+    assert (
+        grid.ranked([a, score({"learning_rate": 0.3}, 0.7, 0.7)])[0] is a
+    )  # equal: the grid's own order
     _, rows = grid.rows([a, b, c])
-    assert rows[0] == ["1", "0.2", "75.00 ± 0.00", "50.00", "3", "2.0"] and "diverged at round 2" in rows[2][2]
+    assert (
+        rows[0] == ["1", "0.2", "75.00 ± 0.00", "50.00", "3", "2.0"]
+        and "diverged at round 2" in rows[2][2]
+    )
 
 
 def test_influence_is_how_far_the_values_of_a_setting_are_apart_over_the_others():
@@ -113,7 +139,7 @@ def test_a_configuration_file_gives_back_its_settings(tmp_path):
     assert Config.load(tmp_path / "best.toml") == config
 
 
-# ---------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 
 
 def test_the_command_chooses_goes_on_and_leaves_a_configuration(tmp_path, capsys):
@@ -123,14 +149,27 @@ def test_the_command_chooses_goes_on_and_leaves_a_configuration(tmp_path, capsys
     assert sweep(*arguments) == 0
     content = json.loads((folder / "sweep.json").read_text())
     assert [entry["point"]["learning_rate"] for entry in content] == [0.1, 1e-6]
-    assert [entry["rounds"] for entry in content] == [[4], [1]]  # the worse half was left after a quarter
+    assert [entry["rounds"] for entry in content] == [
+        [4],
+        [1],
+    ]  # the worse half was left after a quarter
     rounds = (folder / "learning_rate=0.1" / "seed0" / "rounds.jsonl").read_text().splitlines()
     assert content[0]["accuracy"] == json.loads(rounds[3])["all_clients_accuracy"]
     with np.load(folder / "learning_rate=0.1" / "seed0" / "partition.npz") as parts:
-        assert parts["validation_sizes"].sum() == 0 and len(parts["train"]) + len(parts["test"]) < 240 * 0.85
+        assert (
+            parts["validation_sizes"].sum() == 0
+            and len(parts["train"]) + len(parts["test"]) < 240 * 0.85
+        )
     best = Config.load(folder / "best.toml")
-    assert (best.learning_rate, best.method, best.validation_fraction, best.rounds) == (0.1, "standalone", 0.0, 4)
-    assert (folder / "sweep.png").stat().st_size > 5000 and "| 1 | 0.1 |" in (folder / "sweep.md").read_text()
+    assert (best.learning_rate, best.method, best.validation_fraction, best.rounds) == (
+        0.1,
+        "standalone",
+        0.0,
+        4,
+    )
+    assert (folder / "sweep.png").stat().st_size > 5000 and "| 1 | 0.1 |" in (
+        folder / "sweep.md"
+    ).read_text()
     capsys.readouterr()
     assert sweep(*arguments) == 0
     again = capsys.readouterr().out
@@ -140,7 +179,14 @@ def test_the_command_chooses_goes_on_and_leaves_a_configuration(tmp_path, capsys
 def test_data_of_ones_own_is_swept_like_any(tmp_path, dataset):
     np.savez(tmp_path / "mine.npz", images=dataset.images, labels=dataset.labels)
     own = ["--dataset", f"npz:{tmp_path / 'mine.npz'}", "--method", "standalone", "--rounds", "1"]
-    arguments = [*SMALL[4:], *own, "--run-dir", str(tmp_path / "sweep"), "--grid", "learning_rate=0.01,0.1"]
+    arguments = [
+        *SMALL[4:],
+        *own,
+        "--run-dir",
+        str(tmp_path / "sweep"),
+        "--grid",
+        "learning_rate=0.01,0.1",
+    ]
     assert sweep(*arguments, "--drop-checkpoints") == 0
     assert len(json.loads((tmp_path / "sweep" / "sweep.json").read_text())) == 2
     assert Config.load(tmp_path / "sweep" / "best.toml").dataset == own[1]

@@ -44,9 +44,13 @@ def test_a_pass_has_loss_gradient_and_variance_of_batches_whatever_the_padding()
     h = np.array([1.0, -2.0, 0.5])
     for padding in (0, 1):
         found = epoch(h, jax.random.permutation(jax.random.key(1), 24), padding=padding)
-        np.testing.assert_allclose(found.gradient["h"], CURVATURE * (h - CENTRES.mean(axis=0)), rtol=1e-5)
+        np.testing.assert_allclose(
+            found.gradient["h"], CURVATURE * (h - CENTRES.mean(axis=0)), rtol=1e-5
+        )
         assert float(found.loss) == pytest.approx(loss_of(h), rel=1e-5)
-    orders = jax.vmap(lambda key: jax.random.permutation(key, 24))(jax.random.split(jax.random.key(2), 3000))
+    orders = jax.vmap(lambda key: jax.random.permutation(key, 24))(
+        jax.random.split(jax.random.key(2), 3000)
+    )
     found = jax.jit(jax.vmap(lambda order: epoch(np.zeros(3), order).variance))(orders)
     assert float(jnp.mean(found)) == pytest.approx(SIGMA2, rel=0.03)
     assert float(epoch(h, jnp.arange(24), size=24).variance) == 0
@@ -58,7 +62,9 @@ def test_smoothness_of_a_quadratic_is_its_curvature_along_the_way():
 
     start = np.array([0.3, -1.0, 2.0])
     for direction, value in zip(np.eye(3), CURVATURE, strict=True):
-        assert theory.smoothness(at(start), at(start + 0.5 * direction)) == pytest.approx(value, rel=1e-4)
+        assert theory.smoothness(at(start), at(start + 0.5 * direction)) == pytest.approx(
+            value, rel=1e-4
+        )
     assert theory.smoothness(at(start), at(start)) is None
 
 
@@ -70,7 +76,14 @@ def test_the_bound_holds_for_plain_sgd_and_is_void_for_too_large_a_step():
     for _ in range(rounds * steps):
         norms.append(np.sum(np.square(CURVATURE * (h - CENTRES.mean(axis=0)))))
         h = h - eta * CURVATURE * (h - CENTRES[random.choice(24, 8, replace=False)].mean(axis=0))
-    constants = {"L1": 4.0, "sigma2": SIGMA2, "delta2": 0.0, "Delta": excess, "E": steps, "eta": eta}
+    constants = {
+        "L1": 4.0,
+        "sigma2": SIGMA2,
+        "delta2": 0.0,
+        "Delta": excess,
+        "E": steps,
+        "eta": eta,
+    }
     limit = theory.bound(rounds, **constants)
     assert limit is not None and np.mean(norms) < limit < 10 * np.mean(norms)
     assert theory.bound(rounds, **{**constants, "eta": 0.5}) is None
@@ -88,7 +101,9 @@ def test_extractors_trained_again_average_to_the_servers(config, dataset, partit
     new = jax.device_get(state.server["shared_extractor"])
     own = [theory.own_extractor(programs, c, 1, state.store.state(c)["header"], old) for c in drawn]
     weights = programs.num_train[drawn] / programs.num_train[drawn].sum()
-    average = jax.tree.map(lambda *leaves: sum(w * leaf for w, leaf in zip(weights, leaves, strict=True)), *own)
+    average = jax.tree.map(
+        lambda *leaves: sum(w * leaf for w, leaf in zip(weights, leaves, strict=True)), *own
+    )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), average, new)
 
     client = drawn[0]
@@ -96,20 +111,28 @@ def test_extractors_trained_again_average_to_the_servers(config, dataset, partit
     architecture = programs.architectures[programs.groups[client]]
     rows, training = partition.train[client], programs.method.training
     images = normalise(jnp.asarray(dataset.images[rows]), training.mean, training.std)
-    scores = programs.method.predict(architecture, before[client], {"shared_extractor": old}, images)["mixed"]
-    losses = optax.softmax_cross_entropy_with_integer_labels(scores, jnp.asarray(dataset.labels[rows], jnp.int32))
+    scores = programs.method.predict(
+        architecture, before[client], {"shared_extractor": old}, images
+    )["mixed"]
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+        scores, jnp.asarray(dataset.labels[rows], jnp.int32)
+    )
     assert visit["loss"]["start"] == pytest.approx(float(losses.mean()), rel=1e-4)
     assert visit["variation"] == pytest.approx(theory.squared_distance(own[0], new), rel=1e-3)
     assert visit["steps"] == 2 * -(-len(rows) // 8)
     # One step of plain gradient descent lowers the loss by about η‖∇L‖².
     fallen = visit["loss"]["start"] - visit["loss"]["step"]
-    assert fallen == pytest.approx(config.learning_rate * visit["squared_gradient"]["start"], rel=0.2)
+    assert fallen == pytest.approx(
+        config.learning_rate * visit["squared_gradient"]["start"], rel=0.2
+    )
 
 
 def test_the_theorems_rounds_are_the_visits_of_a_client(config):
     everyone = dataclasses.replace(config, participation=1.0)
     assert theory.visits_per_client(everyone, [1, 2, 5]) == [1, 2, 5]
-    first, second = (set(draw_participants(config.seed, number, 6, 3).tolist()) for number in (1, 2))
+    first, second = (
+        set(draw_participants(config.seed, number, 6, 3).tolist()) for number in (1, 2)
+    )
     assert theory.visits_per_client(config, [1, 2]) == [1, 6 / len(first | second)]
 
 
@@ -118,8 +141,15 @@ def test_a_study_is_measured_drawn_and_told(config, tmp_path):
     lines: list[str] = []
     result = theory.study(settings, log=lines.append)
     assert any("round 3/3" in line for line in lines)
-    assert len(result["T"]) == len(result["average"]) == 3 and all(len(row["visits"]) == 3 for row in result["rounds"])
-    ratios = [v for row in result["rounds"] for visit in row["visits"] for v in visit["smoothness"].values()]
+    assert len(result["T"]) == len(result["average"]) == 3 and all(
+        len(row["visits"]) == 3 for row in result["rounds"]
+    )
+    ratios = [
+        v
+        for row in result["rounds"]
+        for visit in row["visits"]
+        for v in visit["smoothness"].values()
+    ]
     assert result["constants"]["L1"] == max(ratios) and result["lemmas"]["visits"] == 9
     assert result["constants"]["Delta"] == pytest.approx(np.log(4), rel=0.1)
     assert plots.save(fig_theory.figure(result), tmp_path / "theory.png").stat().st_size > 20_000

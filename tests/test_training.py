@@ -66,7 +66,9 @@ def plain_train(training: LocalTraining, key, data: ClientData, params):
     """The same in numpy: true batch sizes, gradients of softmax regression and SGD by hand."""
     weight, bias = (np.asarray(params[name], np.float64) for name in ("kernel", "bias"))
     moved = [np.zeros_like(weight), np.zeros_like(bias)]
-    images = (np.asarray(data.images, np.float64)[..., 0, 0, :] / 255 - training.mean[0]) / training.std[0]
+    images = (
+        np.asarray(data.images, np.float64)[..., 0, 0, :] / 255 - training.mean[0]
+    ) / training.std[0]
     num, total = int(data.num_train), 0.0
     for epoch in range(training.local_epochs):
         order_key = jax.random.fold_in(jax.random.fold_in(key, epoch), 2**20)
@@ -81,21 +83,31 @@ def plain_train(training: LocalTraining, key, data: ClientData, params):
             gradients = [x.T @ error, error.sum(0)]
             norm = np.sqrt(sum((g**2).sum() for g in gradients))
             gradients = [g * min(1, training.clip_norm / norm) for g in gradients]
-            decayed = [g + training.weight_decay * p for g, p in zip(gradients, (weight, bias), strict=True)]
+            decayed = [
+                g + training.weight_decay * p
+                for g, p in zip(gradients, (weight, bias), strict=True)
+            ]
             moved = [training.momentum * m + g for m, g in zip(moved, decayed, strict=True)]
-            weight, bias = weight - training.learning_rate * moved[0], bias - training.learning_rate * moved[1]
+            weight, bias = (
+                weight - training.learning_rate * moved[0],
+                bias - training.learning_rate * moved[1],
+            )
     return {"kernel": weight, "bias": bias}, total / (num * training.local_epochs)
 
 
 def assert_equals_plain(training: LocalTraining, data: ClientData):
     key = jax.random.key(1)
-    result = jax.jit(lambda key, data: train(training, key, PARAMS, linear_loss, data, sgd(training)))(key, data)
+    result = jax.jit(
+        lambda key, data: train(training, key, PARAMS, linear_loss, data, sgd(training))
+    )(key, data)
     params, loss = plain_train(training, key, data, PARAMS)
-    chex.assert_trees_all_close(result.params, jax.tree.map(np.float32, params), rtol=1e-4, atol=1e-6)
+    chex.assert_trees_all_close(
+        result.params, jax.tree.map(np.float32, params), rtol=1e-4, atol=1e-6
+    )
     assert float(result.loss) == pytest.approx(loss, rel=1e-5)
 
 
-# ---------------------------------------------------------------------------------------------- batches
+# ------------------------------------------------------------------------------------------ batches
 
 
 ordered = jax.jit(epoch_order, static_argnums=2)
@@ -104,7 +116,10 @@ ordered = jax.jit(epoch_order, static_argnums=2)
 @given(st.integers(0, 20), st.integers(0, 1000))
 @settings(max_examples=50, deadline=None)
 def test_epoch_order_is_a_permutation_that_does_not_depend_on_padding(num, seed):
-    orders = [np.asarray(ordered(jax.random.key(seed), np.int32(num), longest)) for longest in (20, 27, 64)]
+    orders = [
+        np.asarray(ordered(jax.random.key(seed), np.int32(num), longest))
+        for longest in (20, 27, 64)
+    ]
     for order in orders:
         assert sorted(order) == list(range(len(order)))
         assert sorted(order[:num]) == list(range(num))
@@ -123,7 +138,12 @@ def test_training_equals_the_plain_loop(num):
 
 @pytest.mark.parametrize(
     "change",
-    [{"clip_norm": 0.2}, {"momentum": 0.0}, {"weight_decay": 0.0}, {"batch_size": 1, "rest_size": 1}],
+    [
+        {"clip_norm": 0.2},
+        {"momentum": 0.0},
+        {"weight_decay": 0.0},
+        {"batch_size": 1, "rest_size": 1},
+    ],
     ids=str,
 )
 def test_sgd_settings_equal_the_plain_loop(change):
@@ -144,7 +164,10 @@ def test_clients_in_lockstep_equal_clients_alone(rest_size):
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *clients)
     keys = jax.random.split(jax.random.key(0), len(sizes))
     mapped = jax.jit(
-        jax.vmap(lambda key, data: train(together, key, PARAMS, linear_loss, data, sgd(together)), axis_name="clients")
+        jax.vmap(
+            lambda key, data: train(together, key, PARAMS, linear_loss, data, sgd(together)),
+            axis_name="clients",
+        )
     )(keys, stacked)
     one = jax.jit(lambda key, data: train(training, key, PARAMS, linear_loss, data, sgd(training)))
     for index, data in enumerate(clients):
@@ -152,7 +175,9 @@ def test_clients_in_lockstep_equal_clients_alone(rest_size):
         chex.assert_trees_all_close(
             jax.tree.map(lambda leaf, row=index: leaf[row], mapped), alone, rtol=1e-5, atol=1e-6
         )
-    chex.assert_trees_all_equal(jax.tree.map(lambda leaf: leaf[1], mapped.params), PARAMS)  # nobody, nothing moves
+    chex.assert_trees_all_equal(
+        jax.tree.map(lambda leaf: leaf[1], mapped.params), PARAMS
+    )  # nobody, nothing moves
 
 
 def test_the_last_batch_divides_by_its_true_size():
@@ -160,9 +185,13 @@ def test_the_last_batch_divides_by_its_true_size():
     assert float(mean_over(values, weights)) == 2
     assert float(mean_over(values, jnp.zeros(4))) == 0
     logits = jnp.zeros((4, 5))
-    loss, gradient = jax.value_and_grad(lambda z: cross_entropy(z, jnp.zeros(4, jnp.int32), weights))(logits)
+    loss, gradient = jax.value_and_grad(
+        lambda z: cross_entropy(z, jnp.zeros(4, jnp.int32), weights)
+    )(logits)
     assert float(loss) == pytest.approx(np.log(5), rel=1e-6)
-    assert float(gradient[0, 0]) == pytest.approx(-0.8 / 3, rel=1e-6)  # (softmax - 1) / 3 real samples
+    assert float(gradient[0, 0]) == pytest.approx(
+        -0.8 / 3, rel=1e-6
+    )  # (softmax - 1) / 3 real samples
     assert not np.any(gradient[3])
 
 
@@ -173,7 +202,9 @@ def test_rest_programs_are_smaller_and_worth_it(batch_size, sizes):
     assert 1 <= rest_size <= batch_size
     if rest_size < batch_size:
         rests = [size % batch_size for size in sizes]
-        padding = sum(0 if not rest else (rest_size if rest <= rest_size else batch_size) for rest in rests)
+        padding = sum(
+            0 if not rest else (rest_size if rest <= rest_size else batch_size) for rest in rests
+        )
         whole = sum(size - rest for size, rest in zip(sizes, rests, strict=True))
         assert whole + padding < 0.9 * (whole + sum(batch_size for rest in rests if rest))
 
@@ -185,7 +216,9 @@ def test_rest_programs_by_hand():
 
 
 def test_batches_are_never_larger_than_the_largest_client():
-    training = LocalTraining.of(dataclasses.replace(Config(), batch_size=512), (0.5,), (0.5,), [30, 7])
+    training = LocalTraining.of(
+        dataclasses.replace(Config(), batch_size=512), (0.5,), (0.5,), [30, 7]
+    )
     assert training.batch_size == 32  # of a size that other splits have as well
 
 
@@ -194,7 +227,9 @@ def test_batches_are_never_larger_than_the_largest_client():
 
 def test_sgd_by_hand():
     """p = 1, g = 3 then 0, norm limit 2, decay ½, momentum ½, rate 1."""
-    training = dataclasses.replace(TRAINING, clip_norm=2.0, weight_decay=0.5, momentum=0.5, learning_rate=1.0)
+    training = dataclasses.replace(
+        TRAINING, clip_norm=2.0, weight_decay=0.5, momentum=0.5, learning_rate=1.0
+    )
     optimizer = sgd(training)
     param = jnp.array([1.0])
     param, state = optimizer.step(param, optimizer.init(param), jnp.array([3.0]))
@@ -204,19 +239,27 @@ def test_sgd_by_hand():
 
 
 def test_decay_joins_after_the_clip():
-    optimizer = sgd(dataclasses.replace(TRAINING, clip_norm=1.0, weight_decay=1.0, momentum=0.0, learning_rate=1.0))
+    optimizer = sgd(
+        dataclasses.replace(
+            TRAINING, clip_norm=1.0, weight_decay=1.0, momentum=0.0, learning_rate=1.0
+        )
+    )
     param = jnp.array([10.0])
     moved, _ = optimizer.step(param, optimizer.init(param), jnp.array([5.0]))
     assert moved.tolist() == [10.0 - 11.0]
 
 
 def test_each_part_has_its_own_norm():
-    training = dataclasses.replace(TRAINING, clip_norm=1.0, weight_decay=0.0, momentum=0.0, learning_rate=1.0)
+    training = dataclasses.replace(
+        TRAINING, clip_norm=1.0, weight_decay=0.0, momentum=0.0, learning_rate=1.0
+    )
     optimizer = Partitioned({"a": sgd(training), "b": sgd(training, learning_rate=0.5, clip=False)})
     params = {"a": jnp.zeros(2), "b": jnp.zeros(1)}
     gradient = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([10.0])}
     moved, state = optimizer.step(params, optimizer.init(params), gradient)
-    chex.assert_trees_all_close(moved, {"a": jnp.array([-0.6, -0.8]), "b": jnp.array([-5.0])}, rtol=1e-6)
+    chex.assert_trees_all_close(
+        moved, {"a": jnp.array([-0.6, -0.8]), "b": jnp.array([-5.0])}, rtol=1e-6
+    )
     assert set(state) == {"a", "b"}
 
 
@@ -227,13 +270,15 @@ def test_projection_follows_every_step():
         return jax.tree.map(lambda leaf: jnp.clip(leaf, -1.0, 1.0), params)
 
     result = jax.jit(
-        lambda: train(training, jax.random.key(0), PARAMS, linear_loss, data, sgd(training), project=project)
+        lambda: train(
+            training, jax.random.key(0), PARAMS, linear_loss, data, sgd(training), project=project
+        )
     )()
     values = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(result.params)])
     assert np.all(np.abs(values) <= 1) and np.any(np.abs(values) == 1)
 
 
-# ---------------------------------------------------------------------------------------------- features and accuracy
+# ---------------------------------------------------------------------------- features and accuracy
 
 
 @pytest.mark.parametrize("num", [3, 4, 11])
@@ -262,4 +307,6 @@ def test_accuracy_counts_real_images_only(num_test, monkeypatch):
 
 def test_accuracy_without_test_images_is_zero():
     data = make_data(5)._replace(num_test=jnp.int32(0))
-    assert float(accuracy(TRAINING, lambda images: {"any": images.reshape(-1, 1)}, data)["any"]) == 0
+    assert (
+        float(accuracy(TRAINING, lambda images: {"any": images.reshape(-1, 1)}, data)["any"]) == 0
+    )

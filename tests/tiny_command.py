@@ -1,4 +1,5 @@
-"""`experiments/run.py` itself, with a network small enough to start and run in seconds: `--architectures tiny`."""
+"""`experiments/run.py` itself, with a network small enough to start and run in seconds:
+`--architectures tiny`."""
 
 import runpy
 import sys

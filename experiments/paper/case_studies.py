@@ -57,7 +57,9 @@ def _unless_usual(study: Study, method: str, dataset: str, seed: int, **changes:
 
 def uneven_tasks(study: Study, points: Points, changes: Changes) -> dict[tuple, Task]:
     return {
-        (dataset, point, method, seed): _unless_usual(study, method, dataset, seed, **changes(point))
+        (dataset, point, method, seed): _unless_usual(
+            study, method, dataset, seed, **changes(point)
+        )
         for dataset in study.datasets
         for point in points(study, dataset)
         for method in study.chosen(study.scale.pair)
@@ -237,7 +239,10 @@ def parts(study: Study, found: Found) -> Outcome:
         known = bool(np.isfinite(small + large + mixed))
         text = f"{label}: accuracy rises from the small to the large to the mixed model."
         claims.append(Claim(text, bool(small < large < mixed) if known else None))
-    title, tables = "Small, large and mixed model", [Table("", ("dataset", "model", *SCORES[:4]), rows)]
+    title, tables = (
+        "Small, large and mixed model",
+        [Table("", ("dataset", "model", *SCORES[:4]), rows)],
+    )
     notes = [
         "All three are evaluated in one run, in which the mixed model is what is trained: header "
         "and local extractor have learned beside the shared features."
@@ -273,5 +278,8 @@ def training(study: Study, found: Found) -> Outcome:
             better = groups[label]["iterative"][0] > groups[label]["end to end"][0]
         text = f"{label}: iterative training is better than end to end."
         claims.append(Claim(text, better))
-    title, tables = "End-to-end and iterative training", [Table("", ("dataset", "training", *SCORES), rows)]
+    title, tables = (
+        "End-to-end and iterative training",
+        [Table("", ("dataset", "training", *SCORES), rows)],
+    )
     return Outcome(title, tables, _bars(groups, list(KINDS), title), claims)

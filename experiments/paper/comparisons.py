@@ -66,7 +66,9 @@ def pair_tasks(study: Study, methods: Sequence[str] = ()) -> dict[tuple, Task]:
     """pFedAFM and FedProto, or these methods, in the column with most clients."""
     chosen, seed = methods or study.chosen(study.scale.pair), study.one_seed[0]
     return {
-        (dataset, method, seed): study.task(method, dataset, seed) for dataset in study.datasets for method in chosen
+        (dataset, method, seed): study.task(method, dataset, seed)
+        for dataset in study.datasets
+        for method in chosen
     }
 
 
@@ -185,7 +187,9 @@ def cost(study: Study, found: Found) -> Outcome:
     both = [(own, other) for own, other in pairs if own and other]
     where = "targets that both reached"
     claims = [
-        everywhere("pFedAFM needs fewer rounds than FedProto.", [a[0] < b[0] for a, b in both], where),
+        everywhere(
+            "pFedAFM needs fewer rounds than FedProto.", [a[0] < b[0] for a, b in both], where
+        ),
         everywhere("It moves more floats in all.", [a[1] > b[1] for a, b in both], where),
         everywhere("It computes less in all.", [a[2] < b[2] for a, b in both], where),
     ]

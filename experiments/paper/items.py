@@ -1,4 +1,5 @@
-"""The paper's tables and figures by name: the runs each needs, and what makes an outcome of them."""
+"""The paper's tables and figures by name: the runs each needs, and what makes an outcome of
+them."""
 
 import json
 from collections.abc import Callable
@@ -34,7 +35,9 @@ def _accuracy(family: str, about: str) -> Item:
     return Item(about, tasks, partial(tables.accuracy_table, family=family))
 
 
-def _uneven(about: str, points: case_studies.Points, changes: case_studies.Changes, axis: str) -> Item:
+def _uneven(
+    about: str, points: case_studies.Points, changes: case_studies.Changes, axis: str
+) -> Item:
     tasks = partial(case_studies.uneven_tasks, points=points, changes=changes)
     title = about[0].upper() + about[1:]
     return Item(about, tasks, partial(case_studies.uneven, points=points, title=title, axis=axis))

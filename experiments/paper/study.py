@@ -62,7 +62,9 @@ class Scale:
     curves: tuple[str, ...] = ("pfedafm", "standalone", "fedproto")  # of the curves by round
     pair: tuple[str, ...] = ("pfedafm", "fedproto")  # of the other figures
     datasets: tuple[str, ...] = tuple(numbers.DATASETS)
-    seen_classes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: numbers.SEEN_CLASSES)
+    seen_classes: Mapping[str, tuple[int, ...]] = field(
+        default_factory=lambda: numbers.SEEN_CLASSES
+    )
     gammas: tuple[float, ...] = numbers.GAMMAS
     mix_learning_rates: tuple[float, ...] = numbers.MIX_LEARNING_RATES
     mix_seeds: tuple[int, ...] = tuple(range(numbers.MIX_SEEDS))
@@ -201,7 +203,9 @@ def flops_of_a_round(config: Config) -> float:
     seen = config.classes_per_client if config.partition == "pathological" else classes
     training = LocalTraining.of(config, *NORMALISATION["cifar10"], [samples])
     shared = describe(config.shared_extractor, classes, feature_size=config.feature_size)
-    networks = [describe(n, classes, feature_size=config.feature_size) for n in config.architectures]
+    networks = [
+        describe(n, classes, feature_size=config.feature_size) for n in config.architectures
+    ]
     method = find_method(config.method).of(config, training, shared, networks)
     costs = [method.cost(network, samples, min(seen, classes)).flops for network in networks]
     return sum(costs) / len(costs) * config.num_participants

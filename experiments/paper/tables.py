@@ -69,7 +69,9 @@ def accuracy_tasks(study: Study, family: str) -> dict[tuple, Task]:
     """The runs of Table 2 (`homo`) or 3 (`hetero`) by N, dataset, method and seed."""
     methods = study.scale.homogeneous if family == "homo" else study.scale.methods
     return {
-        (column, dataset, method, seed): study.task(method, dataset, seed, family=family, column=column)
+        (column, dataset, method, seed): study.task(
+            method, dataset, seed, family=family, column=column
+        )
         for column in study.scale.columns
         for dataset in study.datasets
         for seed in study.one_seed
@@ -89,7 +91,8 @@ def accuracy_table(study: Study, found: Found, family: str) -> Outcome:
     labels = [f"N={column}, {study.label(dataset)}" for column, dataset in cells]
     stated = {cell: partial(_stated, family, cell) for cell in cells}
     overview = [
-        [find_method(name).title] + [_cell(runs.get(name, ()), stated[cell](name)) for cell, runs in cells.items()]
+        [find_method(name).title]
+        + [_cell(runs.get(name, ()), stated[cell](name)) for cell, runs in cells.items()]
         for name in methods
     ]
     for label, baselines, margins in (
@@ -105,7 +108,10 @@ def accuracy_table(study: Study, found: Found, family: str) -> Outcome:
     for label, (cell, members) in zip(labels, cells.items(), strict=True):
         rows = []
         for name, runs in members.items():
-            best, *others = (percent(*score(runs, key)) for key in (BEST, LAST_TEN, EVERYONE, "spread_over_clients"))
+            best, *others = (
+                percent(*score(runs, key))
+                for key in (BEST, LAST_TEN, EVERYONE, "spread_over_clients")
+            )
             row = [best, stated[cell](name), *others, lengths(runs), str(len(runs))]
             rows.append([find_method(name).title + diverged(runs), *row])
         tables.append(Table(f"{label}: all accuracies, %", columns, rows))
@@ -137,7 +143,9 @@ def _stated(family: str, cell: Cell, method: str) -> str:
     return f"{value:.2f}" if value is not None else "fails" if known else "–"
 
 
-def _margin(runs: Mapping[str, Sequence[Run]], baselines: Sequence[str], stated: float | None) -> str:
+def _margin(
+    runs: Mapping[str, Sequence[Run]], baselines: Sequence[str], stated: float | None
+) -> str:
     others = [mean(runs[name]) for name in baselines if name != "pfedafm" and name in runs]
     ours = f"{mean(runs['pfedafm']) - max(others):+.2f}" if others and "pfedafm" in runs else "–"
     return f"{ours} ({'–' if stated is None else f'{stated:+.2f}'})"
@@ -167,7 +175,9 @@ def _accuracy_figure(
             points = (mean(runs), mean(runs, EVERYONE), stated)
             axes.plot(points, [place] * 3, color=figures.GREY, alpha=0.4, linewidth=1)
             for value, (kind, (marker, colour)) in zip(points, kinds.items(), strict=True):
-                axes.plot(value, place, marker, color=colour, ms=5.5, label=kind if not place else "")
+                axes.plot(
+                    value, place, marker, color=colour, ms=5.5, label=kind if not place else ""
+                )
             if diverged(runs):
                 axes.annotate("diverged", (points[0], place), xytext=(6, 0), fontsize=7,
                               textcoords="offset points", va="center", color=figures.RED)  # fmt: skip

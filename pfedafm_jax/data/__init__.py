@@ -1,7 +1,13 @@
 """Datasets, how they are split over clients, and how training images are varied."""
 
 from pfedafm_jax.data.augment import augment, normalise
-from pfedafm_jax.data.dataset import DATASETS, NORMALISATION, Dataset, dataset_from_arrays, load_dataset
+from pfedafm_jax.data.dataset import (
+    DATASETS,
+    NORMALISATION,
+    Dataset,
+    dataset_from_arrays,
+    load_dataset,
+)
 from pfedafm_jax.data.partition import Partition, make_partition
 
 __all__ = [

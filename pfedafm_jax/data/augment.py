@@ -68,7 +68,9 @@ def random_erase(key: jax.Array, image: jax.Array) -> jax.Array:
     return jnp.where(inside_rows & inside_columns, jnp.zeros((), image.dtype), image)
 
 
-def erase_box(key: jax.Array, height: int, width: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def erase_box(
+    key: jax.Array, height: int, width: int
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """(top, left, height, width) of the rectangle to erase, int32; of height 0 when there is
     none."""
     draws = jax.random.uniform(key, (5,), jnp.float32)

@@ -88,8 +88,12 @@ def _archive(classes: int, form: str, num_bytes: int, sha256: str) -> Archive:
 CIFAR10 = Cifar(
     name="cifar10",
     num_classes=10,
-    python=_archive(10, "python", 170498071, "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),
-    binary=_archive(10, "binary", 170052171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
+    python=_archive(
+        10, "python", 170498071, "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
+    ),
+    binary=_archive(
+        10, "binary", 170052171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
+    ),
     label_key=b"labels",
     label_bytes=1,
     sums=(
@@ -102,8 +106,12 @@ CIFAR10 = Cifar(
 CIFAR100 = Cifar(
     name="cifar100",
     num_classes=100,
-    python=_archive(100, "python", 169001437, "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"),
-    binary=_archive(100, "binary", 168513733, "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"),
+    python=_archive(
+        100, "python", 169001437, "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"
+    ),
+    binary=_archive(
+        100, "binary", 168513733, "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"
+    ),
     label_key=b"fine_labels",
     label_bytes=2,
     sums=(
@@ -127,7 +135,9 @@ def check_sums(cifar: Cifar, arrays: Arrays, source: str) -> None:
 
     One wrong copy would make results silently incomparable, so nothing is used unchecked.
     """
-    for field, array, found, expected in zip(Arrays._fields, arrays, sums_of(arrays), cifar.sums, strict=True):
+    for field, array, found, expected in zip(
+        Arrays._fields, arrays, sums_of(arrays), cifar.sums, strict=True
+    ):
         if found != expected:
             raise PfedafmError(
                 f"{cifar.name} from {source}: the {field.replace('_', ' ')} are not the official ones "
@@ -149,7 +159,11 @@ def read_official(cifar: Cifar, path: Path) -> Arrays:
         return _decode(cifar, archive, content, lambda name: str(path / name))
     with open_tar(path) as tar:
         names = set(_names(tar, path))
-        found = [one for one in (cifar.python, cifar.binary) if any(member in names for member in one.members)]
+        found = [
+            one
+            for one in (cifar.python, cifar.binary)
+            if any(member in names for member in one.members)
+        ]
         if not found:
             raise PfedafmError(
                 f"{path}: holds neither {cifar.python.folder}/ nor {cifar.binary.folder}/, so it is not an "
@@ -172,8 +186,12 @@ def read_regular(path: Path, most: int) -> bytes:
 
 @contextmanager
 def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
-    """An archive open for reading, every way it can be damaged turned into an error that names it."""
-    with naming(f"{path}: not a complete .tar.gz archive; download it again"), tarfile.open(path) as tar:
+    """An archive open for reading, every way it can be damaged turned into an error that names
+    it."""
+    with (
+        naming(f"{path}: not a complete .tar.gz archive; download it again"),
+        tarfile.open(path) as tar,
+    ):
         yield tar
 
 
@@ -185,14 +203,20 @@ def read_members(tar: tarfile.TarFile, path: Path, names: Iterable[str]) -> dict
         try:
             member = tar.getmember(name)
         except KeyError:
-            raise PfedafmError(f"{path}: {name} is missing from the archive. Download it again") from None
+            raise PfedafmError(
+                f"{path}: {name} is missing from the archive. Download it again"
+            ) from None
         total += member.size
         if not member.isreg() or member.size > MAX_MEMBER_BYTES or total > MAX_TOTAL_BYTES:
-            raise PfedafmError(f"{path}: {name} is not a regular file of a plausible size ({member.size} bytes)")
+            raise PfedafmError(
+                f"{path}: {name} is not a regular file of a plausible size ({member.size} bytes)"
+            )
         stream = tar.extractfile(member)
         data = b"" if stream is None else stream.read()
         if len(data) != member.size:
-            raise PfedafmError(f"{path}: {name} is cut short ({len(data)} of {member.size} bytes). Download it again")
+            raise PfedafmError(
+                f"{path}: {name} is cut short ({len(data)} of {member.size} bytes). Download it again"
+            )
         content[name] = data
     return content
 
@@ -203,11 +227,15 @@ def _names(tar: tarfile.TarFile, path: Path) -> Iterator[str]:
     for member in tar:
         total += member.size
         if total > MAX_TOTAL_BYTES:
-            raise PfedafmError(f"{path}: unpacks to over {MAX_TOTAL_BYTES} bytes, so it is not an archive of CIFAR")
+            raise PfedafmError(
+                f"{path}: unpacks to over {MAX_TOTAL_BYTES} bytes, so it is not an archive of CIFAR"
+            )
         yield member.name
 
 
-def _decode(cifar: Cifar, archive: Archive, content: dict[str, bytes], where: Callable[[str], str]) -> Arrays:
+def _decode(
+    cifar: Cifar, archive: Archive, content: dict[str, bytes], where: Callable[[str], str]
+) -> Arrays:
     read = _from_pickle if archive is cifar.python else _from_binary
     train = [read(cifar, content[name], where(name)) for name in archive.train_files]
     test = [read(cifar, content[name], where(name)) for name in archive.test_files]
@@ -220,7 +248,9 @@ def _from_binary(cifar: Cifar, content: bytes, where: str) -> tuple[np.ndarray, 
     """Records of `label_bytes` labels, then 3072 bytes: red plane, green plane, blue plane."""
     record = cifar.label_bytes + IMAGE_BYTES
     if not content or len(content) % record:
-        raise PfedafmError(f"{where}: {len(content)} bytes is not a whole number of {record}-byte records")
+        raise PfedafmError(
+            f"{where}: {len(content)} bytes is not a whole number of {record}-byte records"
+        )
     rows = np.frombuffer(content, np.uint8).reshape(-1, record)
     return _channels_last(rows[:, cifar.label_bytes :]), rows[:, cifar.label_bytes - 1]
 
@@ -239,7 +269,9 @@ def _from_pickle(cifar: Cifar, content: bytes, where: str) -> tuple[np.ndarray, 
             elif name not in _OF_LISTS:
                 inside = False
     if not labels or len(images) != len(labels) * IMAGE_BYTES:
-        raise PfedafmError(f"{where}: {len(labels)} labels and {len(images)} bytes of images; it is no official file")
+        raise PfedafmError(
+            f"{where}: {len(labels)} labels and {len(images)} bytes of images; it is no official file"
+        )
     planes = np.frombuffer(images, np.uint8).reshape(-1, IMAGE_BYTES)
     return _channels_last(planes), np.frombuffer(bytes(labels), np.uint8)
 

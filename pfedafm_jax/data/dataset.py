@@ -36,7 +36,9 @@ class Dataset:
     yet."""
 
     name: str
-    images: np.ndarray  # uint8 [num, height, width, channels]: official training images, then official test images
+    images: (
+        np.ndarray
+    )  # uint8 [num, height, width, channels]: official training images, then official test images
     labels: np.ndarray  # int32 [num]
     num_train: int  # how many of them, from the front, are official training images
     num_classes: int
@@ -113,7 +115,9 @@ def check_name(name: str) -> None:
 
 def _own(name: str, found: Found) -> Dataset:
     """Arrays read from a file or a folder, which must have two or more classes, as a dataset."""
-    dataset = dataset_from_arrays(name, *found.arrays, num_classes=found.num_classes, source=found.source)
+    dataset = dataset_from_arrays(
+        name, *found.arrays, num_classes=found.num_classes, source=found.source
+    )
     if dataset.num_classes < 2:
         raise PfedafmError(f"dataset {name!r} has one class only; two or more are needed")
     return dataset
@@ -144,13 +148,16 @@ def dataset_from_arrays(
     ((8, 8, 1), 4, 3)
     """
     arrays = Arrays(
-        *_checked(name, train_images, train_labels, "train"), *_checked(name, test_images, test_labels, "test")
+        *_checked(name, train_images, train_labels, "train"),
+        *_checked(name, test_images, test_labels, "test"),
     )
     shape, other = arrays.train_images.shape[1:], arrays.test_images.shape[1:]
     labels = np.unique(np.concatenate([arrays.train_labels, arrays.test_labels]))
     largest = int(labels.max(initial=-1))
     measured_mean, measured_std = channel_statistics(arrays.train_images)
-    given = tuple(f"{what} {tuple(values)}" for what, values in (("mean", mean), ("std", std)) if values)
+    given = tuple(
+        f"{what} {tuple(values)}" for what, values in (("mean", mean), ("std", std)) if values
+    )
     mean, std = tuple(mean or measured_mean), tuple(std or measured_std)
     problem = ""
     if shape != other:
@@ -165,7 +172,9 @@ def dataset_from_arrays(
     elif num_classes is not None and largest >= num_classes:
         problem = f"label {largest} needs num_classes above {largest}, it is {num_classes}"
     elif not len(mean) == len(std) == shape[-1] or min(std) <= 0:
-        problem = f"mean {mean} and std {std} must have one number per channel ({shape[-1]}), std above 0"
+        problem = (
+            f"mean {mean} and std {std} must have one number per channel ({shape[-1]}), std above 0"
+        )
     if problem:
         raise PfedafmError(f"dataset {name!r}: {problem}")
     classes = largest + 1 if num_classes is None else num_classes
@@ -192,7 +201,9 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
     return tuple(mean), tuple(std)
 
 
-def _checked(name: str, images: np.ndarray, labels: np.ndarray, part: str) -> tuple[np.ndarray, np.ndarray]:
+def _checked(
+    name: str, images: np.ndarray, labels: np.ndarray, part: str
+) -> tuple[np.ndarray, np.ndarray]:
     """Images [num, height, width, channels] and int32 labels [num]; raises on what cannot be
     used."""
     images, labels = np.asarray(images), np.asarray(labels)
@@ -224,7 +235,9 @@ def _assemble(
     labels = np.concatenate([arrays.train_labels, arrays.test_labels]).astype(np.int32)
     if len(images) == 0:
         raise PfedafmError(f"dataset {name!r} holds no images")
-    images.flags.writeable = labels.flags.writeable = False  # shared by everyone who holds the dataset
+    images.flags.writeable = labels.flags.writeable = (
+        False  # shared by everyone who holds the dataset
+    )
     num_train = len(arrays.train_images)
     text = " ".join([str(images.shape), str(num_train), *sums])
     digest = hashlib.sha256(text.encode()).hexdigest()

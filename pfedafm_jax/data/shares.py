@@ -11,7 +11,10 @@ from pfedafm_jax.settings import bad
 
 LOW_SHARE, HIGH_SHARE = 0.4, 0.6  # of the uniform shares in the released code
 MAX_REDRAWS = 100
-GAMMA_RANGE = (1e-3, 1e6)  # outside, the shares are all-or-nothing or equal anyway and the sampler overflows
+GAMMA_RANGE = (
+    1e-3,
+    1e6,
+)  # outside, the shares are all-or-nothing or equal anyway and the sampler overflows
 
 
 def draw_classes(
@@ -26,7 +29,9 @@ def draw_classes(
     the maximum, are all drawn by the next client: again no class lacks more than m - 1.
     """
     if not 1 <= classes_per_client <= num_classes:
-        raise bad("classes_per_client", classes_per_client, f"1 to {num_classes}, the classes there are")
+        raise bad(
+            "classes_per_client", classes_per_client, f"1 to {num_classes}, the classes there are"
+        )
     slots = np.full(num_classes, num_clients * classes_per_client // num_classes)
     slots[rng.permutation(num_classes)[: num_clients * classes_per_client % num_classes]] += 1
     owned = []
@@ -58,7 +63,9 @@ def pathological_counts(
             continue
         shares = rng.uniform(LOW_SHARE, HIGH_SHARE, len(owners))
         for pool, (size, low) in enumerate(zip(sizes, least, strict=True)):
-            each = -(-low // len(owned[owners[0]]))  # one image of every class, more if the classes are too few
+            each = -(
+                -low // len(owned[owners[0]])
+            )  # one image of every class, more if the classes are too few
             if size[cls] < each * len(owners):
                 raise PfedafmError(
                     f"class {cls} has {size[cls]} images to deal, too few for the {len(owners)} clients that share it "
@@ -70,7 +77,11 @@ def pathological_counts(
 
 
 def dirichlet_counts(
-    rng: np.random.Generator, gamma: float, num_clients: int, sizes: list[np.ndarray], least: list[int]
+    rng: np.random.Generator,
+    gamma: float,
+    num_clients: int,
+    sizes: list[np.ndarray],
+    least: list[int],
 ) -> list[np.ndarray]:
     """Split every class over all clients by Dirichlet(gamma) shares, every client getting `least`
     images per pool.
@@ -90,7 +101,10 @@ def dirichlet_counts(
     for _ in range(MAX_REDRAWS):
         shares = rng.dirichlet(np.full(num_clients, gamma), len(sizes[0]))
         counts = [
-            np.stack([apportion(int(num), share) for num, share in zip(size, shares, strict=True)], axis=1)
+            np.stack(
+                [apportion(int(num), share) for num, share in zip(size, shares, strict=True)],
+                axis=1,
+            )
             for size in sizes
         ]
         if all(count.sum(axis=1).min() >= low for count, low in zip(counts, least, strict=True)):

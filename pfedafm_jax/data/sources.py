@@ -36,9 +36,13 @@ def obtain(
         try:
             arrays, source = from_data_dir(cifar, data_dir)
         except OSError as error:
-            raise PfedafmError(f"data_dir {data_dir} cannot be read ({error.strerror or error})") from error
+            raise PfedafmError(
+                f"data_dir {data_dir} cannot be read ({error.strerror or error})"
+            ) from error
         check_sums(cifar, arrays, source)
-    if data_dir is None or not (cache_dir / f"{cifar.name}.npz").is_file():  # later runs need no --data-dir
+    if (
+        data_dir is None or not (cache_dir / f"{cifar.name}.npz").is_file()
+    ):  # later runs need no --data-dir
         store(cifar, arrays, source, cache_dir, log)
     return arrays, source
 
@@ -124,9 +128,13 @@ def store(cifar: Cifar, arrays: Arrays, source: str, cache_dir: Path, log: Log) 
         # never read.
         note = json.dumps({"source": source, "sums": list(cifar.sums)}, indent=2) + "\n"
         write_atomically(cache_dir / f"{cifar.name}.json", lambda file: file.write(note.encode()))
-        write_atomically(cache_dir / f"{cifar.name}.npz", lambda file: np.savez(file, **arrays._asdict()))
+        write_atomically(
+            cache_dir / f"{cifar.name}.npz", lambda file: np.savez(file, **arrays._asdict())
+        )
     except OSError as error:
-        log(f"warning: {cifar.name} is not cached, {cache_dir} cannot be written to ({error.strerror or error})")
+        log(
+            f"warning: {cifar.name} is not cached, {cache_dir} cannot be written to ({error.strerror or error})"
+        )
 
 
 def load(cifar: Cifar, cache_dir: Path, log: Log) -> tuple[Arrays, str] | None:
@@ -144,9 +152,15 @@ def load(cifar: Cifar, cache_dir: Path, log: Log) -> tuple[Arrays, str] | None:
             arrays = Arrays(*(archive[field] for field in Arrays._fields))
         check_sums(cifar, arrays, "the cache")
     except Exception as error:  # zipfile and numpy raise many types on damaged input
-        reason = "contents changed" if isinstance(error, PfedafmError) else f"{type(error).__name__}: {error}"
+        reason = (
+            "contents changed"
+            if isinstance(error, PfedafmError)
+            else f"{type(error).__name__}: {error}"
+        )
         log(f"the cached copy {path} is damaged ({reason}); removing it and fetching again")
-        with contextlib.suppress(OSError):  # a read-only folder: it will be found damaged again, and fetched again
+        with contextlib.suppress(
+            OSError
+        ):  # a read-only folder: it will be found damaged again, and fetched again
             path.unlink(missing_ok=True)
         return None
     try:  # only a note for people: its loss must not make the data useless

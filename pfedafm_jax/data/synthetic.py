@@ -17,7 +17,9 @@ SIGNAL, DISTRACTION, NOISE = 30, 45, 70  # amplitudes, in grey levels of 256
 CHUNK = 64
 
 
-def make_synthetic(num_classes: int = 10, num_samples: int = 6000, seed: int = 0, image_size: int = 32) -> Arrays:
+def make_synthetic(
+    num_classes: int = 10, num_samples: int = 6000, seed: int = 0, image_size: int = 32
+) -> Arrays:
     """Five sixths training, one sixth test images, like CIFAR: uint8 [num, image_size, image_size,
     3].
 
@@ -42,7 +44,11 @@ def make_synthetic(num_classes: int = 10, num_samples: int = 6000, seed: int = 0
 
 
 def _images(
-    rng: np.random.Generator, labels: np.ndarray, patterns: np.ndarray, distractors: np.ndarray, size: int
+    rng: np.random.Generator,
+    labels: np.ndarray,
+    patterns: np.ndarray,
+    distractors: np.ndarray,
+    size: int,
 ) -> np.ndarray:
     """uint8 [num, size, size, 3], one image per label."""
     num = len(labels)
@@ -66,12 +72,16 @@ def _images(
                 scaled[pattern, strength] = (patterns[pattern] * np.int16(strength)) >> 4
             top, left, other_top, other_left = shift
             image += scaled[pattern, strength][top : top + size, left : left + size]
-            image += distractors[distractor, other_top : other_top + size, other_left : other_left + size]
+            image += distractors[
+                distractor, other_top : other_top + size, other_left : other_left + size
+            ]
         chunk[...] = grey.clip(0, 255, out=grey)
     return images
 
 
-def _smooth(rng: np.random.Generator, num: int, size: int, amplitude: int, cell: int = 8) -> np.ndarray:
+def _smooth(
+    rng: np.random.Generator, num: int, size: int, amplitude: int, cell: int = 8
+) -> np.ndarray:
     """int16 [num, size, size, 3] within +-`amplitude`: random values on a coarse grid, linear in
     between."""
     grid = size // cell + 2

@@ -96,7 +96,9 @@ def _builder(cifar: Cifar, tfds_dir: Path) -> Any:
 
         def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
             stock_info = self._cifar_info
-            archive = Path(str(dl_manager.download(stock_info.url)))  # TFDS holds it against its own checksum
+            archive = Path(
+                str(dl_manager.download(stock_info.url))
+            )  # TFDS holds it against its own checksum
             with open_tar(archive) as tar:
                 files = [*stock_info.label_files, *stock_info.train_files, *stock_info.test_files]
                 content = read_members(tar, archive, [stock_info.prefix + file for file in files])
@@ -105,18 +107,26 @@ def _builder(cifar: Cifar, tfds_dir: Path) -> Any:
                 self.info.features[key].names = [name for name in names if name]
             parts = {"train": stock_info.train_files, "test": stock_info.test_files}
             return {
-                split: self._generate_examples(f"{split}_", [content[stock_info.prefix + file] for file in files])
+                split: self._generate_examples(
+                    f"{split}_", [content[stock_info.prefix + file] for file in files]
+                )
                 for split, files in parts.items()
             }
 
-        def _generate_examples(self, split_prefix: str, filepaths: list[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
+        def _generate_examples(
+            self, split_prefix: str, filepaths: list[bytes]
+        ) -> Iterator[tuple[int, dict[str, Any]]]:
             keys = self._cifar_info.label_keys
             rows = np.frombuffer(b"".join(filepaths), np.uint8).reshape(-1, len(keys) + IMAGE_BYTES)
             for index, row in enumerate(rows):
                 pixels = row[len(keys) :].reshape(3, IMAGE_SIZE, IMAGE_SIZE).transpose(1, 2, 0)
-                example: dict[str, Any] = {key: int(value) for key, value in zip(keys, row, strict=False)}
+                example: dict[str, Any] = {
+                    key: int(value) for key, value in zip(keys, row, strict=False)
+                }
                 example["id"] = f"{split_prefix}{index:05d}"
-                example["image"] = Image.fromarray(np.ascontiguousarray(pixels))  # an array would need TensorFlow
+                example["image"] = Image.fromarray(
+                    np.ascontiguousarray(pixels)
+                )  # an array would need TensorFlow
                 yield index, example
 
     return WithoutTensorFlow(data_dir=str(tfds_dir), file_format="array_record")
@@ -125,7 +135,9 @@ def _builder(cifar: Cifar, tfds_dir: Path) -> Any:
 # -------------------------------------------------------------------------------------- any dataset
 
 
-def read_tfds(name: str, data_dir: Path | None, image_size: int = 0, *, offline: bool = False, log: Log) -> Found:
+def read_tfds(
+    name: str, data_dir: Path | None, image_size: int = 0, *, offline: bool = False, log: Log
+) -> Found:
     """The `train` and, where there is one, the `test` split of a dataset (`mnist`, or
     `name/config`)."""
     root = default_dir() if data_dir is None else data_dir
@@ -150,7 +162,9 @@ def read_tfds(name: str, data_dir: Path | None, image_size: int = 0, *, offline:
         image, label = _keys(builder, folder)
         splits = [split for split in ("train", "test") if split in builder.info.splits]
         if splits[:1] != ["train"]:
-            raise PfedafmError(f"{folder} has the splits {', '.join(builder.info.splits)}; train is needed")
+            raise PfedafmError(
+                f"{folder} has the splits {', '.join(builder.info.splits)}; train is needed"
+            )
         labels: dict[str, list[int]] = {split: [] for split in splits}
 
         def pictures() -> Iterator[tuple[str, Image.Image]]:
@@ -170,14 +184,20 @@ def _keys(builder: Any, folder: Path) -> tuple[str, str]:
     """Names of the image and the label in an example."""
     keys, features = builder.info.supervised_keys, builder.info.features
     names = keys if isinstance(keys, tuple) and len(keys) == 2 else ("image", "label")
-    if not all(name in features for name in names) or not hasattr(features[names[1]], "num_classes"):
-        raise PfedafmError(f"{folder} has {', '.join(features)}; accepted: datasets of an image and its class")
+    if not all(name in features for name in names) or not hasattr(
+        features[names[1]], "num_classes"
+    ):
+        raise PfedafmError(
+            f"{folder} has {', '.join(features)}; accepted: datasets of an image and its class"
+        )
     return names[0], names[1]
 
 
 def _picture(pixels: np.ndarray, folder: Path) -> Image.Image:
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[-1] not in (1, 3, 4):
-        raise PfedafmError(f"{folder} has images {pixels.dtype} {pixels.shape}; accepted: 8-bit grey or colour images")
+        raise PfedafmError(
+            f"{folder} has images {pixels.dtype} {pixels.shape}; accepted: 8-bit grey or colour images"
+        )
     return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 

@@ -1,4 +1,5 @@
-"""From one client to many: state, programs and rounds; the client store, the schedule, devices and processes."""
+"""From one client to many: state, programs and rounds; the client store, the schedule, devices and
+processes."""
 
 from pfedafm_jax.engine.devices import Devices, setup_devices
 from pfedafm_jax.engine.processes import LostProcess, Processes, join

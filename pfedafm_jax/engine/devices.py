@@ -1,4 +1,5 @@
-"""The one place that knows about devices: how a function is spread over them and how their sums are joined."""
+"""The one place that knows about devices: how a function is spread over them and how their sums are
+joined."""
 
 import contextlib
 import ctypes
@@ -19,9 +20,11 @@ Tree = Any
 
 
 def setup_devices(count: int = 0, cache: bool = True) -> None:
-    """Gives JAX one CPU device per core (or `count`) and a compilation cache; call it before anything else uses JAX.
+    """Gives JAX one CPU device per core (or `count`) and a compilation cache; call it before
+    anything else uses JAX.
 
-    One client per core beats one client on all cores. Once JAX has started, or on a GPU, the count changes nothing.
+    One client per core beats one client on all cores. Once JAX has started, or on a GPU, the count
+    changes nothing.
     """
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", count or os.cpu_count() or 1)
@@ -36,7 +39,11 @@ def _keep_memory() -> None:
     """Has the C library keep what is freed: XLA frees and takes the same hundred megabytes every
     round, and each time the system would have to clear them anew, a tenth of a round."""
     with contextlib.suppress(OSError, AttributeError):  # only glibc has it
-        for option, megabytes in ((-3, 32), (-1, 2047), (-2, 64)):  # mmap and trim thresholds, top pad
+        for option, megabytes in (
+            (-3, 32),
+            (-1, 2047),
+            (-2, 64),
+        ):  # mmap and trim thresholds, top pad
             ctypes.CDLL(None).mallopt(option, megabytes << 20)
 
 
@@ -78,9 +85,19 @@ class Devices:
         """Arrays `[devices, …]`, each device holding its own row."""
         return jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec(AXIS)))
 
-    def spread(self, function: Callable, in_axes: tuple, out_axes: Any = 0, donate: tuple[int, ...] = ()) -> Any:
-        """`function` on every device: arguments with axis 0 are split over the devices, the others given to all."""
-        return jax.pmap(function, AXIS, in_axes=in_axes, out_axes=out_axes, devices=self.devices, donate_argnums=donate)
+    def spread(
+        self, function: Callable, in_axes: tuple, out_axes: Any = 0, donate: tuple[int, ...] = ()
+    ) -> Any:
+        """`function` on every device: arguments with axis 0 are split over the devices, the others
+        given to all."""
+        return jax.pmap(
+            function,
+            AXIS,
+            in_axes=in_axes,
+            out_axes=out_axes,
+            devices=self.devices,
+            donate_argnums=donate,
+        )
 
 
 def lowered(spread: Any, *shapes: Tree) -> Any:

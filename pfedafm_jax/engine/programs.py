@@ -1,7 +1,8 @@
-"""What a run computes with: its data on the devices, and programs that are compiled once for all runs of one form.
+"""What a run computes with: its data on the devices, and programs that are compiled once for all
+runs of one form.
 
-`Programs` holds nothing that a round changes. What is compiled depends on `Form` alone and is kept for the process, so
-that runs of other seeds share it.
+`Programs` holds nothing that a round changes. What is compiled depends on `Form` alone and is kept
+for the process, so that runs of other seeds share it.
 """
 
 from collections import Counter
@@ -21,7 +22,16 @@ from pfedafm_jax.data import NORMALISATION, Dataset, Partition
 from pfedafm_jax.engine.devices import Devices, lowered, sum_over_devices
 from pfedafm_jax.engine.processes import Processes
 from pfedafm_jax.engine.schedule import slots_per_device
-from pfedafm_jax.engine.visit import Common, Slots, Stage, Totals, evaluate, over_slots, work, zero_totals
+from pfedafm_jax.engine.visit import (
+    Common,
+    Slots,
+    Stage,
+    Totals,
+    evaluate,
+    over_slots,
+    work,
+    zero_totals,
+)
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.methods.base import Cost, Method, Server, average
 from pfedafm_jax.models import Architecture, describe
@@ -29,7 +39,8 @@ from pfedafm_jax.training import LocalTraining, table_width
 
 Tree = Any
 TRACED: Counter[str] = Counter()
-"""How often programs were traced in this process, by kind: a second round, or a second seed, must not add to it."""
+"""How often programs were traced in this process, by kind: a second round, or a second seed, must
+not add to it."""
 KEPT = 8  # forms of a run whose programs are kept
 
 
@@ -48,18 +59,28 @@ class Form(NamedTuple):
 
     def slots(self, num_groups: int) -> int:
         """Slots of one device where participants fall into so many groups."""
-        return slots_per_device(self.num_participants, num_groups, len(self.devices), self.clients_per_step)
+        return slots_per_device(
+            self.num_participants, num_groups, len(self.devices), self.clients_per_step
+        )
 
 
 class Compiled(NamedTuple):
     """Programs of all stages; `train` and `evaluate` have one for each architecture."""
 
-    train: tuple[Callable, ...]  # (common, totals, states, slots, trips) -> Worked, all of it [devices, …]
+    train: tuple[
+        Callable, ...
+    ]  # (common, totals, states, slots, trips) -> Worked, all of it [devices, …]
     evaluate: tuple[Callable, ...]  # the same; its totals are empty
-    shared: Callable | None  # the same for clients of all architectures together, where the method has such a stage
-    update: Callable | None  # (method, server, [Totals]) -> the next server; None: nothing is uploaded
+    shared: (
+        Callable | None
+    )  # the same for clients of all architectures together, where the method has such a stage
+    update: (
+        Callable | None
+    )  # (method, server, [Totals]) -> the next server; None: nothing is uploaded
     sum: Callable | None  # [Totals] of the stages, over the devices
-    zeros: tuple[Totals, ...]  # empty totals of `train` and, if there is one, `shared`, [devices, …]
+    zeros: tuple[
+        Totals, ...
+    ]  # empty totals of `train` and, if there is one, `shared`, [devices, …]
     numbers: tuple[str, ...]  # names of what is reported for each participant
 
 
@@ -68,11 +89,13 @@ class Programs:
     """A run's settings, its data on the devices, and its compiled programs.
 
     Attributes:
-        architectures: those of the clients; `groups[client]` is the number of a client's own, int `[clients]`.
+        architectures: those of the clients; `groups[client]` is the number of a client's own, int
+            `[clients]`.
         num_train, num_test: samples of each client, int `[clients]`.
         key: the random key of the run.
         images, labels, key_data: on every device.
-        train_rows, test_rows: rows of the dataset by client, int32 `[clients, width]`, padded with zeros.
+        train_rows, test_rows: rows of the dataset by client, int32 `[clients, width]`, padded with
+            zeros.
     """
 
     config: Config
@@ -126,17 +149,25 @@ class Programs:
     def common(self, server: Server, t: int) -> Common:
         """What all clients of round `t` share, on the devices."""
         return Common(
-            self.numbers, self.images, self.labels, server, self.key_data, self.devices.replicate(np.int32(t))
+            self.numbers,
+            self.images,
+            self.labels,
+            server,
+            self.key_data,
+            self.devices.replicate(np.int32(t)),
         )
 
     @cached_property
     def predictions(self) -> list[str]:
-        """Names of what a client's model predicts, the one that the method is evaluated by first."""
+        """Names of what a client's model predicts, the one that the method is evaluated by
+        first."""
         names: list[str] = []
 
         def predict(key: jax.Array, images: jax.Array) -> list[jax.Array]:
             client = self.method.init_client(key, self.architectures[0])
-            scores = self.method.predict(self.architectures[0], client, self.method.init_server(key), images)
+            scores = self.method.predict(
+                self.architectures[0], client, self.method.init_server(key), images
+            )
             names.extend(scores)  # tracing a dictionary would sort its names
             return list(scores.values())
 
@@ -146,25 +177,37 @@ class Programs:
 
     def costs(self, clients: Sequence[int] | np.ndarray) -> list[Cost]:
         """What a visit costs each of these clients."""
-        seen = [len(np.unique(self.dataset.labels[self.partition.train[client]])) for client in clients]
+        seen = [
+            len(np.unique(self.dataset.labels[self.partition.train[client]])) for client in clients
+        ]
         return [
-            self.method.cost(self.architectures[self.groups[client]], float(self.num_train[client]), classes)
+            self.method.cost(
+                self.architectures[self.groups[client]], float(self.num_train[client]), classes
+            )
             for client, classes in zip(clients, seen, strict=True)
         ]
 
 
-def build(config: Config, dataset: Dataset, partition: Partition, devices: Devices | None = None) -> Programs:
+def build(
+    config: Config, dataset: Dataset, partition: Partition, devices: Devices | None = None
+) -> Programs:
     """Binds settings and data; nothing is compiled yet."""
     devices = devices or Devices(config.devices)
     image_shape: tuple[int, int, int] = dataset.images.shape[1:]  # type: ignore[assignment]
 
     def architecture(name: str) -> Architecture:
-        return describe(name, dataset.num_classes, image_shape, config.feature_size, config.initialisation)
+        return describe(
+            name, dataset.num_classes, image_shape, config.feature_size, config.initialisation
+        )
 
     kind = find_method(config.method)
     names = (config.shared_extractor,) if kind.one_network else config.architectures
     architectures = tuple(architecture(name) for name in names)
-    mean, std = NORMALISATION["imagenet"] if config.normalisation == "imagenet" else (dataset.mean, dataset.std)
+    mean, std = (
+        NORMALISATION["imagenet"]
+        if config.normalisation == "imagenet"
+        else (dataset.mean, dataset.std)
+    )
     num_train = np.array([len(rows) for rows in partition.train])
     training = LocalTraining.of(config, tuple(mean), tuple(std), num_train.tolist())
     key = jax.random.key(config.seed)
@@ -185,21 +228,32 @@ def build(config: Config, dataset: Dataset, partition: Partition, devices: Devic
         key_data=devices.replicate(np.asarray(jax.random.key_data(key))),
         train_rows=_padded(partition.train),
         test_rows=_padded(partition.test),
-        clients_per_step=config.clients_per_step or _clients_per_step(config, len(architectures), devices),
+        clients_per_step=config.clients_per_step
+        or _clients_per_step(config, len(architectures), devices),
     )
 
 
 def only_in_a_plain_loop(config: Config) -> list[str]:
-    """Settings of a run that make clients depend on one another, as in the released code: `reference` has them."""
+    """Settings of a run that make clients depend on one another, as in the released code:
+    `reference` has them."""
     found = ["aggregation = 'last'"] if config.aggregation == "last" else []
     if config.method == "pfedafm":
-        found += [f"pfedafm.{name}" for name in ("mix_relay", "leak_momentum") if getattr(config.pfedafm, name)]
+        found += [
+            f"pfedafm.{name}"
+            for name in ("mix_relay", "leak_momentum")
+            if getattr(config.pfedafm, name)
+        ]
     return found
 
 
 def _clients_per_step(config: Config, num_groups: int, devices: Devices) -> int:
-    """One client at a time on CPU, where a core does one product best; on GPU all that fall to a device."""
-    return 1 if devices.kind == "cpu" else max(1, -(-config.num_participants // (num_groups * len(devices))))
+    """One client at a time on CPU, where a core does one product best; on GPU all that fall to a
+    device."""
+    return (
+        1
+        if devices.kind == "cpu"
+        else max(1, -(-config.num_participants // (num_groups * len(devices))))
+    )
 
 
 def _padded(rows: Sequence[np.ndarray]) -> np.ndarray:
@@ -210,7 +264,7 @@ def _padded(rows: Sequence[np.ndarray]) -> np.ndarray:
     return table
 
 
-# ---------------------------------------------------------------------------------------------- compiling
+# ---------------------------------------------------------------------------------------- compiling
 
 
 @partial(jax.jit, static_argnums=2)
@@ -230,12 +284,21 @@ def compiled(form: Form) -> Compiled:
     """All programs for runs of this form, several compiled at a time."""
     devices, counted = form.devices, form.method.num_leaves
     # Numbers of a method are float32 but for the seed, its last.
-    numbers = [jax.ShapeDtypeStruct((), np.float32)] * (counted - 1) + [jax.ShapeDtypeStruct((), np.uint32)]
+    numbers = [jax.ShapeDtypeStruct((), np.float32)] * (counted - 1) + [
+        jax.ShapeDtypeStruct((), np.uint32)
+    ]
     method: Method = jax.tree.unflatten(form.method, numbers)
     server = jax.eval_shape(init_server, method, jax.random.key(0))
     common = _common(form, method, server)
 
-    def lower(kind: str, stage: Stage, architecture: Architecture | None, states: Tree, zeros: Totals, slots: Slots):
+    def lower(
+        kind: str,
+        stage: Stage,
+        architecture: Architecture | None,
+        states: Tree,
+        zeros: Totals,
+        slots: Slots,
+    ):
         TRACED[kind] += 1
         program = over_slots(stage, architecture, form.clients_per_step)
         donate = (2,) if stage is work else ()  # trained states take the place of the old ones
@@ -252,18 +315,32 @@ def compiled(form: Form) -> Compiled:
         for architecture in form.architectures
     ]
     zeros = [zero_totals(form.architectures[0], common, starts[0], slot)]
-    with ThreadPoolExecutor(max_workers=4) as pool:  # one program is traced while others are compiled
+    with ThreadPoolExecutor(
+        max_workers=4
+    ) as pool:  # one program is traced while others are compiled
         traced, train, evaluating, shared = [], [], [], None
         for architecture, start in zip(form.architectures, starts, strict=True):
             states, slots = rows(groups, start), rows(groups, slot)
-            for jobs, stage, sums in ((train, work, zeros[0]), (evaluating, evaluate, Totals({}, {}))):
+            for jobs, stage, sums in (
+                (train, work, zeros[0]),
+                (evaluating, evaluate, Totals({}, {})),
+            ):
                 traced.append(lower("train" if stage is work else "evaluate", stage, architecture, states,
                                      _spread(devices, (), sums), slots))  # fmt: skip
                 jobs.append(pool.submit(traced[-1].compile))
         if method.shared_parts:
             parts = {name: starts[0][name] for name in method.shared_parts}
             zeros.append(zero_totals(None, common, parts, slot))
-            traced.append(lower("shared", work, None, rows(1, parts), _spread(devices, (), zeros[1]), rows(1, slot)))
+            traced.append(
+                lower(
+                    "shared",
+                    work,
+                    None,
+                    rows(1, parts),
+                    _spread(devices, (), zeros[1]),
+                    rows(1, slot),
+                )
+            )
             shared = pool.submit(traced[-1].compile)
         update, sum_ = _server_programs(form, pool, method, server, zeros)
         return Compiled(
@@ -280,7 +357,8 @@ def compiled(form: Form) -> Compiled:
 def _server_programs(
     form: Form, pool: ThreadPoolExecutor, method: Method, server: Server, totals: list[Totals]
 ) -> tuple[Future | None, Future | None]:
-    """The update of the server and the sum over the devices before it, where anything is uploaded."""
+    """The update of the server and the sum over the devices before it, where anything is
+    uploaded."""
     if not jax.tree.leaves(totals):
         return None, None
     devices = form.devices
@@ -293,7 +371,9 @@ def _server_programs(
 
     spread = devices.spread(sum_over_devices, in_axes=(0,), out_axes=None)
     summed = jax.jit(update).lower(*devices.replicate(_zeros((method, server, totals))))
-    return pool.submit(summed.compile), pool.submit(lowered(spread, _spread(devices, (), totals)).compile)
+    return pool.submit(summed.compile), pool.submit(
+        lowered(spread, _spread(devices, (), totals)).compile
+    )
 
 
 def _number(value: Any) -> np.ndarray:
@@ -302,7 +382,9 @@ def _number(value: Any) -> np.ndarray:
 
 def _spread(devices: Devices, rows: tuple[int, ...], tree: Tree) -> Tree:
     """Shapes with the devices, and so many rows on each, in front."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((len(devices), *rows, *leaf.shape), leaf.dtype), tree)
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((len(devices), *rows, *leaf.shape), leaf.dtype), tree
+    )
 
 
 def _zeros(tree: Tree) -> Tree:

@@ -1,4 +1,5 @@
-"""A round as a function of the programs and the state: local work of the participants, then the average."""
+"""A round as a function of the programs and the state: local work of the participants, then the
+average."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -29,11 +30,15 @@ def draw_participants(seed: int, t: int, num_clients: int, num_participants: int
     return generator.choice(num_clients, num_participants, replace=False)
 
 
-def participants_of(programs: Programs, t: int, participants: Sequence[int] | np.ndarray | None) -> list[int]:
+def participants_of(
+    programs: Programs, t: int, participants: Sequence[int] | np.ndarray | None
+) -> list[int]:
     """Those given, or those drawn for round `t`."""
     config = programs.config
     if participants is None:
-        participants = draw_participants(config.seed, t, config.num_clients, config.num_participants)
+        participants = draw_participants(
+            config.seed, t, config.num_clients, config.num_participants
+        )
     return [int(client) for client in participants]
 
 
@@ -60,22 +65,31 @@ def run_round(
     if programs.method.shared_parts:
         weights = {client: weights[client] for client in mine if numbers[client]["finite"]}
         totals.append(_train_shared(programs, state, t, weights, numbers))
-    return _averaged(programs, state, totals), RoundResult(np.array(order), _collected(programs, order, numbers))
+    return _averaged(programs, state, totals), RoundResult(
+        np.array(order), _collected(programs, order, numbers)
+    )
 
 
 def evaluate(
     programs: Programs, state: State, clients: Sequence[int] | np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
-    """Accuracy of clients (all of them by default) as they are now, with the current broadcast: name → `[clients]`."""
+    """Accuracy of clients (all of them by default) as they are now, with the current broadcast:
+    name → `[clients]`."""
     processes = programs.processes
-    order = list(range(programs.config.num_clients)) if clients is None else [int(client) for client in clients]
+    order = (
+        list(range(programs.config.num_clients))
+        if clients is None
+        else [int(client) for client in clients]
+    )
     home = np.where(state.home >= 0, state.home, np.arange(len(state.home)) % processes.count)
     mine = [client for client in order if processes.count == 1 or home[client] == processes.index]
     common, pending = programs.common(state.server, 0), []
     numbers: Numbers = {client: {} for client in mine}
     for call in _calls(programs, mine, programs.num_test):
         arguments = _states(programs, state, call), _slots(programs, call, {}), call.trips
-        pending.append((call, programs.compiled.evaluate[call.group](common, Totals({}, {}), *arguments)))
+        pending.append(
+            (call, programs.compiled.evaluate[call.group](common, Totals({}, {}), *arguments))
+        )
         if len(pending) > 1:  # memory stays that of two calls, however many clients there are
             call, worked = pending.pop(0)
             _report(call, worked.info, numbers)
@@ -85,13 +99,19 @@ def evaluate(
     return {name: values for name, values in found.items() if name.startswith("accuracy/")}
 
 
-# ---------------------------------------------------------------------------------------------- the stages
+# --------------------------------------------------------------------------------------- the stages
 
 
 def _train(
-    programs: Programs, state: State, t: int, clients: list[int], weights: dict[int, float], numbers: Numbers
+    programs: Programs,
+    state: State,
+    t: int,
+    clients: list[int],
+    weights: dict[int, float],
+    numbers: Numbers,
 ) -> Totals:
-    """Local work of these clients, evaluated as they leave it; writes their states and numbers, returns their sums."""
+    """Local work of these clients, evaluated as they leave it; writes their states and numbers,
+    returns their sums."""
     compiled, common = programs.compiled, programs.common(state.server, t)
     totals, pending = compiled.zeros[0], []
     for call in _calls(programs, clients, programs.num_train):
@@ -99,8 +119,12 @@ def _train(
         states = _states(programs, state, call)
         worked: Worked = compiled.train[call.group](common, totals, states, slots, call.trips)
         totals, info = worked.totals, worked.info
-        if not any(name.startswith("accuracy/") for name in info):  # else the method had a view of its own
-            scores = compiled.evaluate[call.group](common, Totals({}, {}), worked.state, slots, call.trips)
+        if not any(
+            name.startswith("accuracy/") for name in info
+        ):  # else the method had a view of its own
+            scores = compiled.evaluate[call.group](
+                common, Totals({}, {}), worked.state, slots, call.trips
+            )
             info = {**info, **scores.info}
         pending.append((call, worked.state, info))
     for call, states, info in pending:
@@ -110,13 +134,19 @@ def _train(
     return totals
 
 
-def _train_shared(programs: Programs, state: State, t: int, weights: dict[int, float], numbers: Numbers) -> Totals:
+def _train_shared(
+    programs: Programs, state: State, t: int, weights: dict[int, float], numbers: Numbers
+) -> Totals:
     """The stage that clients of all architectures go through together, for those with a weight."""
     compiled, common = programs.compiled, programs.common(state.server, t)
     assert compiled.shared is not None
     totals = compiled.zeros[1]
     for call in _calls(programs, list(weights), programs.num_train, together=True):
-        arguments = _states(programs, state, call, together=True), _slots(programs, call, weights), call.trips
+        arguments = (
+            _states(programs, state, call, together=True),
+            _slots(programs, call, weights),
+            call.trips,
+        )
         worked = compiled.shared(common, totals, *arguments)
         totals = worked.totals
         _report(call, worked.info, numbers)
@@ -135,12 +165,17 @@ def _averaged(programs: Programs, state: State, totals: list[Totals]) -> State:
     return state._replace(server=server)
 
 
-# ---------------------------------------------------------------------------------------------- calls
+# -------------------------------------------------------------------------------------------- calls
 
 
-def _calls(programs: Programs, clients: list[int], samples: np.ndarray, together: bool = False) -> list[Call]:
-    """Calls for these clients, balanced by samples times the cost of their models; `together`: as one group."""
-    macs = np.array([architecture.macs for architecture in programs.architectures], float)[programs.groups]
+def _calls(
+    programs: Programs, clients: list[int], samples: np.ndarray, together: bool = False
+) -> list[Call]:
+    """Calls for these clients, balanced by samples times the cost of their models; `together`: as
+    one group."""
+    macs = np.array([architecture.macs for architecture in programs.architectures], float)[
+        programs.groups
+    ]
     return schedule(
         clients,
         np.zeros_like(programs.groups) if together else programs.groups,
@@ -152,10 +187,14 @@ def _calls(programs: Programs, clients: list[int], samples: np.ndarray, together
 
 
 def _states(programs: Programs, state: State, call: Call, together: bool = False) -> Tree:
-    """States of a call's clients `[devices, slots, …]`; only the shared parts of clients of all groups together."""
+    """States of a call's clients `[devices, slots, …]`; only the shared parts of clients of all
+    groups together."""
     flat = call.clients.reshape(-1)
     parts = programs.method.shared_parts
-    return _folded(call, state.store.read_parts(parts, flat) if together else state.store.read(call.group, flat))
+    return _folded(
+        call,
+        state.store.read_parts(parts, flat) if together else state.store.read(call.group, flat),
+    )
 
 
 def _slots(programs: Programs, call: Call, weights: dict[int, float]) -> Slots:
@@ -179,26 +218,33 @@ def _folded(call: Call, tree: Tree) -> Tree:
 def _report(call: Call, info: dict[str, jax.Array], numbers: Numbers) -> None:
     """Enters what slots reported under their clients."""
     for name, values in info.items():
-        for client, value in zip(call.clients.reshape(-1), np.asarray(values).reshape(-1), strict=True):
+        for client, value in zip(
+            call.clients.reshape(-1), np.asarray(values).reshape(-1), strict=True
+        ):
             if client >= 0:
                 numbers[int(client)][name] = value
 
 
-# ---------------------------------------------------------------------------------------------- several processes
+# -------------------------------------------------------------------------------- several processes
 
 
 def _fetched(programs: Programs, state: State, order: list[int]) -> tuple[State, list[int]]:
-    """The participants that train in this process; the states of those that trained elsewhere before are fetched."""
+    """The participants that train in this process; the states of those that trained elsewhere
+    before are fetched."""
     processes, store = programs.processes, state.store
     if processes.count == 1:
         return state, order
-    macs = np.array([architecture.macs for architecture in programs.architectures], float)[programs.groups]
+    macs = np.array([architecture.macs for architecture in programs.architectures], float)[
+        programs.groups
+    ]
     process = assign(order, programs.num_train * macs, state.home, processes.devices)
     moving = [c for c, new in zip(order, process, strict=True) if state.home[c] not in (-1, new)]
     mine = [client for client, new in zip(order, process, strict=True) if new == processes.index]
     for group in range(len(programs.architectures)):
         members = [client for client in moving if programs.groups[client] == group]
-        for first in range(0, len(members), MOVED_TOGETHER):  # calls of one size: one program an architecture
+        for first in range(
+            0, len(members), MOVED_TOGETHER
+        ):  # calls of one size: one program an architecture
             rows = np.full(MOVED_TOGETHER, -1)
             rows[: len(members[first:])] = members[first : first + MOVED_TOGETHER]
             here = np.where((rows >= 0) & (state.home[rows] == processes.index), rows, -1)
@@ -214,11 +260,16 @@ def _fetched(programs: Programs, state: State, order: list[int]) -> tuple[State,
 def _collected(programs: Programs, order: list[int], numbers: Numbers) -> dict[str, np.ndarray]:
     """Numbers of all of `order`, each known to one process: name → `[clients]`."""
     several = programs.processes.count > 1
-    names = [n for n in programs.compiled.numbers if several or any(n in own for own in numbers.values())]
+    names = [
+        n for n in programs.compiled.numbers if several or any(n in own for own in numbers.values())
+    ]
     missing = np.float32(np.nan)  # a client whose first stage failed has no numbers of the second
     table = np.zeros((len(names), len(order)), np.float32)
     for place, client in enumerate(order):
         if client in numbers:
             table[:, place] = [numbers[client].get(name, missing) for name in names]
     table = programs.processes.sum(table)
-    return {name: row.astype(bool) if name == "finite" else row for name, row in zip(names, table, strict=True)}
+    return {
+        name: row.astype(bool) if name == "finite" else row
+        for name, row in zip(names, table, strict=True)
+    }

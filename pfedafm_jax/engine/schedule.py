@@ -1,4 +1,5 @@
-"""Who trains where: participants into chunks of one architecture, chunks onto devices, longest work first."""
+"""Who trains where: participants into chunks of one architecture, chunks onto devices, longest work
+first."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,7 +16,8 @@ class Call(NamedTuple):
 
 
 def slots_per_device(num_participants: int, num_groups: int, num_devices: int, chunk: int) -> int:
-    """Slots of a program: twice an even share, at least four chunks. What does not fit goes into another call."""
+    """Slots of a program: twice an even share, at least four chunks. What does not fit goes into
+    another call."""
     even = -(-2 * num_participants // (num_groups * num_devices))
     return max(4, -(-even // chunk)) * chunk
 
@@ -31,8 +33,9 @@ def schedule(
 ) -> list[Call]:
     """Calls that cover `clients`, balanced over the devices by `work[client]`.
 
-    Each device has its own number of chunks per architecture, so one may take three clients of a large one while another
-    takes the small ones; nothing is padded but the last chunk of an architecture.
+    Each device has its own number of chunks per architecture, so one may take three clients of a
+    large one while another takes the small ones; nothing is padded but the last chunk of an
+    architecture.
     """
     chunks = []  # (work, group, clients)
     for group in sorted({int(groups[client]) for client in clients}):
@@ -64,10 +67,14 @@ def schedule(
     return calls
 
 
-def assign(clients: Sequence[int], work: np.ndarray, home: np.ndarray, devices: np.ndarray) -> np.ndarray:
-    """The process of each of `clients`: the one that keeps its state, unless the others would have to wait for it.
+def assign(
+    clients: Sequence[int], work: np.ndarray, home: np.ndarray, devices: np.ndarray
+) -> np.ndarray:
+    """The process of each of `clients`: the one that keeps its state, unless the others would have
+    to wait for it.
 
-    `home[client]` is that process, or -1 for a client that was never drawn; `devices[process]` is its share of the work.
+    `home[client]` is that process, or -1 for a client that was never drawn; `devices[process]` is
+    its share of the work.
     """
     order = sorted(range(len(clients)), key=lambda place: (-work[clients[place]], clients[place]))
 

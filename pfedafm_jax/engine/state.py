@@ -17,17 +17,20 @@ START_KEY, SERVER_KEY = 2**31 - 1, 2**31 - 2  # rounds are numbered far below
 class State(NamedTuple):
     """The weights of a run: what a checkpoint holds.
 
-    `store` may be larger than memory, so a round changes it in place and hands it on; after a round only the state that
-    came back may be used.
+    `store` may be larger than memory, so a round changes it in place and hands it on; after a round
+    only the state that came back may be used.
     """
 
     server: Server  # what is broadcast, on every device
     store: ClientStore  # what the clients keep
-    home: np.ndarray  # int [clients]: the process that keeps a client's state, -1 before its first visit
+    home: (
+        np.ndarray
+    )  # int [clients]: the process that keeps a client's state, -1 before its first visit
 
 
 def start(programs: Programs, folder: str | None = None) -> State:
-    """Clients and server before the first round; clients of one architecture are alike unless `same_start` is off.
+    """Clients and server before the first round; clients of one architecture are alike unless
+    `same_start` is off.
 
     Args:
         folder: where the store puts its files, if it has any; by default where temporary files go.
@@ -44,9 +47,13 @@ def start(programs: Programs, folder: str | None = None) -> State:
 
     groups = range(len(architectures))
     with ThreadPoolExecutor() as pool:
-        server = pool.submit(init_server, programs.method, jax.random.fold_in(programs.key, SERVER_KEY))
+        server = pool.submit(
+            init_server, programs.method, jax.random.fold_in(programs.key, SERVER_KEY)
+        )
         starts = list(pool.map(client_start, groups, groups))
     start_of = None if config.same_start else own_start
-    store = ClientStore(starts, programs.groups, place=config.store, folder=folder, start_of=start_of)
+    store = ClientStore(
+        starts, programs.groups, place=config.store, folder=folder, start_of=start_of
+    )
     server = programs.devices.replicate(jax.device_get(server.result()))
     return State(server, store, np.full(config.num_clients, -1))

@@ -1,7 +1,8 @@
 """The compiled work of a device: a loop over steps of a few clients each, vectorized inside a step.
 
-A round has up to two stages, `client_update` for the clients of one architecture and, where a method has it,
-`shared_update` for clients of all architectures together; `evaluate` is a third. All of them run through `over_slots`.
+A round has up to two stages, `client_update` for the clients of one architecture and, where a
+method has it, `shared_update` for clients of all architectures together; `evaluate` is a third. All
+of them run through `over_slots`.
 """
 
 from collections.abc import Callable
@@ -79,7 +80,9 @@ def client_key(key: jax.Array, t: jax.Array | int, client: jax.Array | int) -> j
 
 def data_of(common: Common, slot: Slots) -> ClientData:
     """A client's data, on the device."""
-    return ClientData(common.images, common.labels, slot.train, slot.num_train, slot.test, slot.num_test)
+    return ClientData(
+        common.images, common.labels, slot.train, slot.num_train, slot.test, slot.num_test
+    )
 
 
 def _finite(tree: Tree) -> jax.Array:
@@ -90,9 +93,11 @@ def _finite(tree: Tree) -> jax.Array:
 
 
 def work(architecture: Architecture | None, common: Common, state: Tree, slot: Slots) -> Visit:
-    """A participant's local work in one stage; no architecture means the stage that all architectures share.
+    """A participant's local work in one stage; no architecture means the stage that all
+    architectures share.
 
-    An update that is not finite is thrown away: the client keeps its old state and has no part in the average.
+    An update that is not finite is thrown away: the client keeps its old state and has no part in
+    the average.
     """
     method, data = common.method, data_of(common, slot)
     key = client_key(jax.random.wrap_key_data(common.key), common.round, slot.client)
@@ -118,15 +123,24 @@ def work(architecture: Architecture | None, common: Common, state: Tree, slot: S
 
 def evaluate(architecture: Architecture | None, common: Common, state: Tree, slot: Slots) -> Visit:
     """Accuracy of a client in this state, with the broadcast at hand."""
-    return Visit(None, {}, {}, scores(common.method, architecture, state, common.server, data_of(common, slot)))
+    return Visit(
+        None,
+        {},
+        {},
+        scores(common.method, architecture, state, common.server, data_of(common, slot)),
+    )
 
 
 def scores(
     method: Method, architecture: Architecture | None, state: Tree, server: Server, data: ClientData
 ) -> dict[str, jax.Array]:
     """Accuracies of a client's model by name, as they are reported: `accuracy/NAME`."""
-    assert architecture is not None, "the stage that all architectures share has no model of its own"
-    found = accuracy(method.training, lambda images: method.predict(architecture, state, server, images), data)
+    assert architecture is not None, (
+        "the stage that all architectures share has no model of its own"
+    )
+    found = accuracy(
+        method.training, lambda images: method.predict(architecture, state, server, images), data
+    )
     return {f"accuracy/{name}": value for name, value in found.items()}
 
 
@@ -142,8 +156,9 @@ def over_slots(stage: Stage, architecture: Architecture | None, clients_per_step
         clients_per_step: how many clients are vectorized.
 
     Returns:
-        `(common, totals, states, slots, trips) -> Worked`, with states `[slots, …]`: `trips` steps are made, and what
-        clients send is added to `totals`. States of slots that no step reaches stay as they are.
+        `(common, totals, states, slots, trips) -> Worked`, with states `[slots, …]`: `trips` steps
+        are made, and what clients send is added to `totals`. States of slots that no step reaches
+        stay as they are.
     """
     size = clients_per_step
 
@@ -157,22 +172,32 @@ def over_slots(stage: Stage, architecture: Architecture | None, clients_per_step
     @jax.jit  # so that it is traced once, for its shapes and for the loop
     def some(common: Common, states: Tree, slots: Slots, first: jax.Array) -> tuple[Visit, Totals]:
         if size == 1:  # no vmap: on CPU a plain product is faster than a batched one
-            row = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, first, keepdims=False), (states, slots))
+            row = jax.tree.map(
+                lambda leaf: lax.dynamic_index_in_dim(leaf, first, keepdims=False), (states, slots)
+            )
             return jax.tree.map(lambda leaf: leaf[None], one(common, *row))
-        rows = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, first, size), (states, slots))
+        rows = jax.tree.map(
+            lambda leaf: lax.dynamic_slice_in_dim(leaf, first, size), (states, slots)
+        )
         return jax.vmap(one, in_axes=(None, 0, 0), axis_name=CLIENT_AXIS)(common, *rows)
 
     def put(buffer: Tree, rows: Tree, first: jax.Array) -> Tree:
-        return jax.tree.map(lambda b, r: lax.dynamic_update_slice_in_dim(b, r, first, axis=0), buffer, rows)
+        return jax.tree.map(
+            lambda b, r: lax.dynamic_update_slice_in_dim(b, r, first, axis=0), buffer, rows
+        )
 
-    def program(common: Common, totals: Totals, states: Tree, slots: Slots, trips: jax.Array) -> Worked:
+    def program(
+        common: Common, totals: Totals, states: Tree, slots: Slots, trips: jax.Array
+    ) -> Worked:
         visit, _ = jax.eval_shape(some, common, states, slots, jnp.int32(0))
         count = slots.num_train.shape[0]
         info = jax.tree.map(lambda s: jnp.zeros((count, *s.shape[1:]), s.dtype), visit.info)
         kept = None if visit.state is None else states
 
         def body(index: jax.Array, carry: Worked) -> Worked:
-            first = lax.convert_element_type(index * size, jnp.int32)  # not weakly typed: `some` is traced once
+            first = lax.convert_element_type(
+                index * size, jnp.int32
+            )  # not weakly typed: `some` is traced once
             new, rows = some(common, states if carry.state is None else carry.state, slots, first)
             return Worked(
                 put(carry.state, new.state, first),
@@ -185,6 +210,10 @@ def over_slots(stage: Stage, architecture: Architecture | None, clients_per_step
     return program
 
 
-def zero_totals(architecture: Architecture | None, common: Common, state: Tree, slot: Slots) -> Totals:
+def zero_totals(
+    architecture: Architecture | None, common: Common, state: Tree, slot: Slots
+) -> Totals:
     """Shapes of a stage's sums, from shapes of one client's state and slot."""
-    return jax.eval_shape(lambda *arguments: totals_of(work(architecture, *arguments)), common, state, slot)
+    return jax.eval_shape(
+        lambda *arguments: totals_of(work(architecture, *arguments)), common, state, slot
+    )

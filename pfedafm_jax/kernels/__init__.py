@@ -105,20 +105,22 @@ def _find(kernels: str) -> Form:
         # The name holds the digest: compiled programs that are kept on disk find their own code.
         prefix = f"pfedafm_{digest[:16]}_"
         for name in HANDLERS:
-            jax.ffi.register_ffi_target(prefix + name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
+            jax.ffi.register_ffi_target(
+                prefix + name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu"
+            )
         return Form("native", f"{library.RegisterWidth()} floats a register", prefix)
     except (build.Unavailable, AttributeError) as error:
         return Form("xla", str(error))
 
 
-# ---------------------------------------------------------------------------------------------- convolution
+# -------------------------------------------------------------------------------------- convolution
 
 
 def conv_pool(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     """Convolution 5x5 without padding, bias, ReLU and max-pooling 2x2.
 
-    Of the four outputs under a pooled pixel the first largest in reading order has the gradient, and
-    none where ReLU gives zero; NaN is larger than any number, so it passes both ways.
+    Of the four outputs under a pooled pixel the first largest in reading order has the gradient,
+    and none where ReLU gives zero; NaN is larger than any number, so it passes both ways.
 
     Args:
         images: float32 `[batch, height, width, channels]`; an odd last row or column is not used,
@@ -153,7 +155,8 @@ def _like(array: jax.Array) -> jax.ShapeDtypeStruct:
 def _native_conv_pool(
     prefix: str, images: jax.Array, kernel: jax.Array, bias: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The output and who won: 0 to 3, or 4 where ReLU gave zero; both `[batch, rows, columns, outputs]`."""
+    """The output and who won: 0 to 3, or 4 where ReLU gave zero; both `[batch, rows, columns,
+    outputs]`."""
     batch, height, width, _ = images.shape
     shape = (batch, height // 2 - 2, width // 2 - 2, kernel.shape[-1])
     results = (jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct(shape, jnp.uint8))
@@ -171,7 +174,9 @@ def _conv_pool_backward(prefix: str, kept: tuple, slopes: tuple):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gradients(prefix: str, images: jax.Array, kernel: jax.Array, winners: jax.Array, gradient: jax.Array):
+def _gradients(
+    prefix: str, images: jax.Array, kernel: jax.Array, winners: jax.Array, gradient: jax.Array
+):
     # Two calls: that of the images is dropped where nobody needs it, as in a first layer.
     results = (_like(kernel), jax.ShapeDtypeStruct(kernel.shape[-1:], jnp.float32))
     to_kernel, to_bias = _call(prefix, "ConvPoolWeightGradient", results)(images, winners, gradient)
@@ -233,10 +238,14 @@ def sgd(
     numbers = (learning_rate, momentum, decay, clip_norm, active)
     table = jnp.stack([jnp.asarray(number, jnp.float32) for number in numbers])
     chosen, leaves = form(), jax.tree.leaves((weights, momenta, gradients))
-    native = chosen.name == "native" and all(leaf.dtype == jnp.float32 and leaf.size for leaf in leaves)
+    native = chosen.name == "native" and all(
+        leaf.dtype == jnp.float32 and leaf.size for leaf in leaves
+    )
     if not native or not leaves:
         return xla.sgd(table, weights, momenta, gradients)
     both, structure = jax.tree.flatten((weights, momenta))
     in_place = {1 + place: place for place in range(len(both))}
-    call = _call(chosen.prefix, "Sgd", [_like(leaf) for leaf in both], input_output_aliases=in_place)
+    call = _call(
+        chosen.prefix, "Sgd", [_like(leaf) for leaf in both], input_output_aliases=in_place
+    )
     return jax.tree.unflatten(structure, call(table, *leaves))

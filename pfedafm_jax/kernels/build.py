@@ -62,7 +62,9 @@ def _compiler() -> list[str]:
 def _flags_for_this_processor(compiler: list[str]) -> list[str]:
     flags = ["-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"]
     if "clang" not in _output([*compiler, "--version"]):
-        flags.append("-fno-predictive-commoning")  # it spills the registers of the first convolution
+        flags.append(
+            "-fno-predictive-commoning"
+        )  # it spills the registers of the first convolution
     return flags
 
 
@@ -138,7 +140,9 @@ def _build(command: list[str], folder: Path) -> None:
         (place / "sha256").write_text(hashlib.sha256(library.read_bytes()).hexdigest())
         _put(place, folder)
     except OSError as error:
-        raise Unavailable(f"{folder.parent} cannot be written ({error.strerror or error})") from error
+        raise Unavailable(
+            f"{folder.parent} cannot be written ({error.strerror or error})"
+        ) from error
     finally:
         shutil.rmtree(place, ignore_errors=True)
 

@@ -11,7 +11,9 @@ Tree = Any
 
 def conv_pool(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     """Convolution, bias, max-pooling and ReLU; see `pfedafm_jax.kernels.conv_pool`."""
-    first, second, third, fourth = (scores[..., 0, :] for scores in jnp.split(window_scores(images, kernel), 4, -2))
+    first, second, third, fourth = (
+        scores[..., 0, :] for scores in jnp.split(window_scores(images, kernel), 4, -2)
+    )
     pooled = _first_largest(_first_largest(first, second), _first_largest(third, fourth))
     pooled = pooled + bias[None, None, None, :]
     return jnp.where(pooled <= 0, 0.0, pooled)  # NaN stays NaN
@@ -23,7 +25,8 @@ def _first_largest(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def window_scores(images: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The four convolution outputs under each pooled pixel: `[b, h, w, c]` → `[b, h/2-2, w/2-2, 4, out]`.
+    """The four convolution outputs under each pooled pixel: `[b, h, w, c]` → `[b, h/2-2, w/2-2, 4,
+    out]`.
 
     They come from one 6x6 window, so one product of `[windows, 36·c]` with `[36·c, 4·out]` gives
     them side by side. That is 1.44 times the multiplications of the plain convolution, but far less
@@ -36,7 +39,9 @@ def window_scores(images: jax.Array, kernel: jax.Array) -> jax.Array:
     # Blocks of 2x2 pixels become channels; a 6x6 window is then 3x3 blocks: put three columns side
     # by side, then three rows. The barriers keep XLA from computing a layer's output anew for each
     # of these slices.
-    blocks = images.reshape(batch, height // 2, 2, width // 2, 2 * channels).transpose(0, 1, 3, 2, 4)
+    blocks = images.reshape(batch, height // 2, 2, width // 2, 2 * channels).transpose(
+        0, 1, 3, 2, 4
+    )
     blocks = lax.optimization_barrier(blocks.reshape(batch, height // 2, width // 2, 4 * channels))
     threes = jnp.concatenate([blocks[:, :, j : j + columns] for j in range(3)], axis=-1)
     threes = lax.optimization_barrier(threes)
@@ -54,7 +59,8 @@ def window_scores(images: jax.Array, kernel: jax.Array) -> jax.Array:
 def conv_pool_gradients(
     images: jax.Array, kernel: jax.Array, winners: jax.Array, gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Gradients of images, kernel and bias, from that of the output and who won where (4: nobody)."""
+    """Gradients of images, kernel and bias, from that of the output and who won where (4:
+    nobody)."""
     chosen = jnp.stack([winners == place for place in range(4)], axis=-2)
     scores = jnp.where(chosen, gradient[..., None, :], 0.0)
     _, pull = jax.vjp(window_scores, images, kernel)  # linear in both: the scores are not computed

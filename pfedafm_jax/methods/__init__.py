@@ -40,11 +40,15 @@ def register_method(method: type[Method]) -> type[Method]:
     name = method.name
     taken = [built_in.name for built_in in _BUILT_IN] + [*settings_of(Config), "settings"]
     if not name.isidentifier() or name in taken:
-        accepted = "letters, digits and underscores, not the name of a built-in method or of a setting"
+        accepted = (
+            "letters, digits and underscores, not the name of a built-in method or of a setting"
+        )
         raise bad(f"{method.__name__}.name", name, accepted)
     missing = [part for part in _REQUIRED if getattr(method, part) is getattr(Method, part)]
     if missing:
-        raise PfedafmError(f"method {name!r} lacks {', '.join(missing)}: a method defines {', '.join(_REQUIRED)}")
+        raise PfedafmError(
+            f"method {name!r} lacks {', '.join(missing)}: a method defines {', '.join(_REQUIRED)}"
+        )
     _check_settings(method.Settings, name)
     method.title = method.title if "title" in vars(method) else name
     _METHODS[name], METHOD_SETTINGS[name] = method, method.Settings
@@ -54,7 +58,11 @@ def register_method(method: type[Method]) -> type[Method]:
 def _check_settings(kind: type[MethodSettings], name: str) -> None:
     accepted = "a frozen dataclass derived from MethodSettings, of bool, int, float, str or Literal, all with defaults"
     try:
-        fine = issubclass(kind, MethodSettings) and "__dataclass_params__" in vars(kind) and settings_of(kind)
+        fine = (
+            issubclass(kind, MethodSettings)
+            and "__dataclass_params__" in vars(kind)
+            and settings_of(kind)
+        )
     except TypeError as error:
         raise bad(f"{name}.Settings", kind, f"{accepted} ({error})") from error
     if not fine:

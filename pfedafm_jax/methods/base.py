@@ -1,7 +1,9 @@
-"""The contract of a method: what one client and the server do. The engine turns it into many clients at once.
+"""The contract of a method: what one client and the server do. The engine turns it into many
+clients at once.
 
-A method says what a client keeps (`init_client`), what the server broadcasts (`init_server`), what a client does with
-both (`client_update`) and what is judged (`predict`). It never loops over clients, averages or evaluates by itself.
+A method says what a client keeps (`init_client`), what the server broadcasts (`init_server`), what
+a client does with both (`client_update`) and what is judged (`predict`). It never loops over
+clients, averages or evaluates by itself.
 """
 
 from collections.abc import Sequence
@@ -28,14 +30,19 @@ class Update(NamedTuple):
 
     client: Client  # what it keeps until its next visit (`shared_update` leaves it empty)
     upload: dict[str, Tree]  # parts of the server state, as this client would have them
-    weight: dict[str, jax.Array]  # for each part its weight in the average: a number, or one for each leading row
+    weight: dict[
+        str, jax.Array
+    ]  # for each part its weight in the average: a number, or one for each leading row
     info: dict[str, jax.Array]  # numbers for the records; `loss` is always there
-    view: Server | None = None  # what the client predicts with right after training, if not the broadcast it received
+    view: Server | None = (
+        None  # what the client predicts with right after training, if not the broadcast it received
+    )
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a visit costs one client: floats sent and received, and floating-point operations of the algorithm."""
+    """What a visit costs one client: floats sent and received, and floating-point operations of the
+    algorithm."""
 
     floats_up: float
     floats_down: float
@@ -46,8 +53,8 @@ class Cost:
 class Method:
     """Base of all methods: what they know of a run, and the defaults of the contract.
 
-    A pytree: the numbers of `settings` and `training`, `rounds` and `seed` are data of the compiled programs; the rest
-    decides what is compiled.
+    A pytree: the numbers of `settings` and `training`, `rounds` and `seed` are data of the compiled
+    programs; the rest decides what is compiled.
     """
 
     settings: Any  # the method's own, a `Settings`
@@ -61,29 +68,46 @@ class Method:
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
-    one_network: ClassVar[bool] = False  # whether every client has the shared extractor, whatever its architecture
-    Settings: ClassVar[type[MethodSettings]] = MethodSettings  # a frozen dataclass of the method's own settings
+    one_network: ClassVar[bool] = (
+        False  # whether every client has the shared extractor, whatever its architecture
+    )
+    Settings: ClassVar[type[MethodSettings]] = (
+        MethodSettings  # a frozen dataclass of the method's own settings
+    )
 
     def __init_subclass__(cls):
-        # Each method has a `Settings` of its own, with a learning rate at least, that knows whose it is.
+        # Each method has a `Settings` of its own, with a learning rate at least, that knows whose
+        # it is.
         if "Settings" not in vars(cls):
-            cls.Settings = dataclass(frozen=True)(type("Settings", (cls.Settings,), {"__doc__": "No more settings."}))
+            cls.Settings = dataclass(frozen=True)(
+                type("Settings", (cls.Settings,), {"__doc__": "No more settings."})
+            )
         if isinstance(cls.Settings, type) and issubclass(cls.Settings, MethodSettings):
             cls.Settings.method = cls.name
         register(cls, lambda kind: ("settings", "training", "rounds", "seed"))
 
     @classmethod
     def of(
-        cls, config: Config, training: LocalTraining, shared: Architecture, architectures: Sequence[Architecture]
+        cls,
+        config: Config,
+        training: LocalTraining,
+        shared: Architecture,
+        architectures: Sequence[Architecture],
     ) -> Self:
         """The method with the settings of `config`."""
         settings = replace(config.of(cls.Settings), learning_rate=None)  # that is in `training`
-        start = config.aggregation, config.initialisation, float(config.rounds), np.uint32(config.seed)
+        start = (
+            config.aggregation,
+            config.initialisation,
+            float(config.rounds),
+            np.uint32(config.seed),
+        )
         return cls(settings, training, shared, tuple(architectures), *start)
 
     @property
     def shared_parts(self) -> tuple[str, ...]:
-        """Parts of a client's state, alike in all architectures, that `shared_update` reads; empty: there is none."""
+        """Parts of a client's state, alike in all architectures, that `shared_update` reads; empty:
+        there is none."""
         return ()
 
     def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
@@ -103,14 +127,16 @@ class Method:
         data: ClientData,
         weight: jax.Array,
     ) -> Update:
-        """A participant's local work in one round; `weight` is its weight in the average (n_k by default)."""
+        """A participant's local work in one round; `weight` is its weight in the average (n_k by
+        default)."""
         raise TypeError(f"{type(self).__name__} must define client_update")
 
     def shared_update(
         self, key: jax.Array, client: Client, server: Server, data: ClientData, weight: jax.Array
     ) -> Update:
-        """A second stage after `client_update` that trains the same network at every client, so that participants of
-        all architectures go through one program; `client` holds the `shared_parts` only."""
+        """A second stage after `client_update` that trains the same network at every client, so
+        that participants of all architectures go through one program; `client` holds the
+        `shared_parts` only."""
         raise TypeError(f"{type(self).__name__} must define shared_update")
 
     def server_update(self, server: Server, averaged: dict[str, Tree]) -> Server:
@@ -128,7 +154,7 @@ class Method:
         raise TypeError(f"{type(self).__name__} must define cost")
 
 
-# ---------------------------------------------------------------------------------------------- the one aggregation
+# ------------------------------------------------------------------------------ the one aggregation
 
 
 def _spread(weight: jax.Array, leaf: jax.Array) -> jax.Array:
@@ -150,7 +176,9 @@ def weigh(upload: dict[str, Tree], weight: dict[str, jax.Array]) -> dict[str, Tr
     return {name: times(weight[name], part) for name, part in upload.items()}
 
 
-def average(server: Server, numerator: dict[str, Tree], weight: dict[str, jax.Array]) -> dict[str, Tree]:
+def average(
+    server: Server, numerator: dict[str, Tree], weight: dict[str, jax.Array]
+) -> dict[str, Tree]:
     """Sums over clients → weighted means (Eq. 11); what nobody sent keeps its old value.
 
     >>> server = {"rows": jnp.array([[7.0], [7.0]])}

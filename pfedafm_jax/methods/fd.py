@@ -1,8 +1,9 @@
 """FD, federated distillation: clients exchange the mean output of their models for each class.
 
-A participant trains on CE(z, y) + γ · m_y · CE(z, q_y), where q_y is the broadcast row of the sample's class and m_y is 0
-as long as no client has sent that row. The target is always a probability vector: with raw logits in its place the loss
-has no lower bound. After training, one clean pass yields the client's own rows.
+A participant trains on CE(z, y) + γ · m_y · CE(z, q_y), where q_y is the broadcast row of the
+sample's class and m_y is 0 as long as no client has sent that row. The target is always a
+probability vector: with raw logits in its place the loss has no lower bound. After training, one
+clean pass yields the client's own rows.
 """
 
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ class FD(Method):
         gamma: Rate = 1.0
         """Weight of the distillation term (γ)."""
         outputs: Literal["softmax", "logits"] = "softmax"
-        """What clients average for each class: probabilities, or logits, which become probabilities when they are used."""
+        """What clients average for each class: probabilities, or logits, which become probabilities
+        when they are used."""
         temperature: Positive = 1.0
         """Logits are divided by it before the softmax that makes the targets (τ)."""
         whole_table: bool = False
@@ -48,7 +50,11 @@ class FD(Method):
 
     def outputs(self, logits: jax.Array) -> jax.Array:
         """What is averaged for each class: probabilities, or logits."""
-        return jax.nn.softmax(logits / self.settings.temperature) if self.settings.outputs == "softmax" else logits
+        return (
+            jax.nn.softmax(logits / self.settings.temperature)
+            if self.settings.outputs == "softmax"
+            else logits
+        )
 
     def targets(self, class_scores: jax.Array) -> jax.Array:
         """The table as probabilities `[classes, classes]`, whichever was averaged."""
@@ -72,12 +78,17 @@ class FD(Method):
         def loss(params: Tree, batch: Batch) -> jax.Array:
             logits = private_logits(architecture, params, batch.images)
             distillation = known[batch.labels] * soft_cross_entropy(logits, targets[batch.labels])
-            return cross_entropy(logits, batch.labels, batch.weights) + self.settings.gamma * mean_over(
-                distillation, batch.weights
-            )
+            return cross_entropy(
+                logits, batch.labels, batch.weights
+            ) + self.settings.gamma * mean_over(distillation, batch.weights)
 
         trained = train(
-            self.training, jax.random.fold_in(key, 1), private_model(client), loss, data, sgd(self.training)
+            self.training,
+            jax.random.fold_in(key, 1),
+            private_model(client),
+            loss,
+            data,
+            sgd(self.training),
         )
 
         def outputs(images: jax.Array) -> jax.Array:
@@ -97,4 +108,8 @@ class FD(Method):
         classes = architecture.num_classes
         received = classes if self.settings.whole_table else num_classes_seen
         passes = 3 * self.training.local_epochs + 1  # the last is the clean pass
-        return Cost(num_classes_seen * classes, received * classes, 2.0 * passes * architecture.macs * num_train)
+        return Cost(
+            num_classes_seen * classes,
+            received * classes,
+            2.0 * passes * architecture.macs * num_train,
+        )

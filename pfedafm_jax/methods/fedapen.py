@@ -3,9 +3,9 @@
     L_F = CE(z_F, y) + KL(sg[softmax z_G] ‖ softmax z_F) + CE(λ z_F + (1 - λ) sg[z_G], y)
     L_G = CE(z_G, y) + KL(sg[softmax z_F] ‖ softmax z_G) + CE(λ sg[z_F] + (1 - λ) z_G, y)
 
-λ is each client's own. It is learned on a small part of the client's training data that the models never train on (the
-adaptability set), with both models frozen, when a client receives a new shared model. At its first visit a client has
-no trained model to weigh yet and keeps the start value.
+λ is each client's own. It is learned on a small part of the client's training data that the models
+never train on (the adaptability set), with both models frozen, when a client receives a new shared
+model. At its first visit a client has no trained model to weigh yet and keeps the start value.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +22,16 @@ from pfedafm_jax.methods.losses import kl_divergence
 from pfedafm_jax.methods.standalone import init_private_model, private_logits, private_model
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.settings import MethodSettings, Rate, Share
-from pfedafm_jax.training import Batch, ClientData, Partitioned, cross_entropy, epoch_order, extract_all, sgd, train
+from pfedafm_jax.training import (
+    Batch,
+    ClientData,
+    Partitioned,
+    cross_entropy,
+    epoch_order,
+    extract_all,
+    sgd,
+    train,
+)
 
 LAMBDA_BATCH = 64
 SPLIT_KEY = 2**31 - 3
@@ -40,7 +49,10 @@ def ensemble_loss(
     private_target, shared_target = lax.stop_gradient(private), lax.stop_gradient(shared)
 
     def one(logits: jax.Array, target: jax.Array, both: jax.Array) -> jax.Array:
-        alone, together = cross_entropy(logits, labels, weights), cross_entropy(both, labels, weights)
+        alone, together = (
+            cross_entropy(logits, labels, weights),
+            cross_entropy(both, labels, weights),
+        )
         return alone + kl_divergence(target, logits, weights) + together
 
     loss_private = one(private, shared_target, ensemble(weight, private, shared_target))
@@ -48,8 +60,11 @@ def ensemble_loss(
     return loss_private + loss_shared
 
 
-def split_adaptability(seed: int, fraction: float, data: ClientData) -> tuple[ClientData, ClientData]:
-    """(adaptability set, rest) of a client's training data, the same in every round; at least one sample in each.
+def split_adaptability(
+    seed: int, fraction: float, data: ClientData
+) -> tuple[ClientData, ClientData]:
+    """(adaptability set, rest) of a client's training data, the same in every round; at least one
+    sample in each.
 
     Which samples depends on the seed and on the client's data, not on how far its rows are padded.
     """
@@ -84,14 +99,22 @@ class FedAPEN(Method):
         """Part of a client's training data that λ is learned on and the models are not."""
 
     def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
-        weight = {"ensemble_weight": jnp.float32(self.settings.lambda_start), "visited": jnp.float32(0)}
+        weight = {
+            "ensemble_weight": jnp.float32(self.settings.lambda_start),
+            "visited": jnp.float32(0),
+        }
         return {**init_private_model(key, architecture), **weight}
 
     def init_server(self, key: jax.Array) -> Server:
         return {"shared_model": init_shared_model(key, self.shared)}
 
     def learn_weight(
-        self, key: jax.Array, architecture: Architecture, client: Client, server: Server, data: ClientData
+        self,
+        key: jax.Array,
+        architecture: Architecture,
+        client: Client,
+        server: Server,
+        data: ClientData,
     ) -> jax.Array:
         """λ after learning on the adaptability set `data`, with both models frozen."""
         size = min(LAMBDA_BATCH, data.train.shape[0])
@@ -107,17 +130,31 @@ class FedAPEN(Method):
         )
 
         # Frozen models on images that are not augmented: their logits are the same in all epochs.
-        private = extract_all(training, lambda images: private_logits(architecture, client, images), data)
-        shared = extract_all(training, lambda images: shared_logits(self.shared, server["shared_model"], images), data)
+        private = extract_all(
+            training, lambda images: private_logits(architecture, client, images), data
+        )
+        shared = extract_all(
+            training,
+            lambda images: shared_logits(self.shared, server["shared_model"], images),
+            data,
+        )
 
         def loss(weight: jax.Array, batch: Batch) -> jax.Array:
             both = ensemble(weight, private[batch.positions], shared[batch.positions])
             return cross_entropy(both, batch.labels, batch.weights)
 
-        optimizer = sgd(training, learning_rate=self.settings.lambda_learning_rate, weight_decay=0.0, clip=False)
+        optimizer = sgd(
+            training, learning_rate=self.settings.lambda_learning_rate, weight_decay=0.0, clip=False
+        )
         start = client["ensemble_weight"]
         return train(
-            training, key, start, loss, data, optimizer, project=lambda weight: jnp.clip(weight, 0.0, 1.0)
+            training,
+            key,
+            start,
+            loss,
+            data,
+            optimizer,
+            project=lambda weight: jnp.clip(weight, 0.0, 1.0),
         ).params
 
     def client_update(
@@ -144,8 +181,11 @@ class FedAPEN(Method):
         new = {"ensemble_weight": ensemble_weight, "visited": jnp.ones_like(client["visited"])}
         upload = {"shared_model": trained.params["shared_model"]}
         info = {"loss": trained.loss, "ensemble_weight": ensemble_weight}
-        # Right after training a client has the shared model it has just trained, not yet the average.
-        return Update({**trained.params["model"], **new}, upload, {"shared_model": weight}, info, view=upload)
+        # Right after training a client has the shared model it has just trained, not yet the
+        # average.
+        return Update(
+            {**trained.params["model"], **new}, upload, {"shared_model": weight}, info, view=upload
+        )
 
     def predict(
         self, architecture: Architecture, client: Client, server: Server, images: jax.Array
@@ -161,6 +201,11 @@ class FedAPEN(Method):
 
     def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
         both = architecture.macs + self.shared.macs
-        apart = min(max(1, round(self.settings.adaptability_fraction * num_train)), max(num_train - 1, 0))
-        macs = 3 * both * (num_train - apart) * self.training.local_epochs + both * apart * self.settings.lambda_epochs
+        apart = min(
+            max(1, round(self.settings.adaptability_fraction * num_train)), max(num_train - 1, 0)
+        )
+        macs = (
+            3 * both * (num_train - apart) * self.training.local_epochs
+            + both * apart * self.settings.lambda_epochs
+        )
         return Cost(self.shared.params, self.shared.params, 2.0 * macs)

@@ -1,13 +1,14 @@
-"""FedKD: a private mentor and a shared mentee, distilling into each other the more, the better both are; the mentee's
-updates travel as truncated singular value decompositions.
+"""FedKD: a private mentor and a shared mentee, distilling into each other the more, the better both
+are; the mentee's updates travel as truncated singular value decompositions.
 
 With c = CE(z_F, y) + CE(z_G, y), the loss of a batch is the sum of
 
     L_F = CE(z_F, y) + KL(softmax z_G ‖ softmax z_F) / c + MSE(r_F, W r_G) / c
     L_G = CE(z_G, y) + KL(softmax z_F ‖ softmax z_G) / c + MSE(r_F, W r_G) / c
 
-where r are representations and W is a private projection. Coding keeps the smallest rank whose squared singular values
-reach the share T(t) of the total, which rises from T_start to T_end over the rounds.
+where r are representations and W is a private projection. Coding keeps the smallest rank whose
+squared singular values reach the share T(t) of the total, which rises from T_start to T_end over
+the rounds.
 """
 
 from dataclasses import dataclass
@@ -25,25 +26,37 @@ from pfedafm_jax.methods.losses import kl_divergence, squared_distance
 from pfedafm_jax.methods.standalone import init_private_model, private_logits, private_model
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.settings import MethodSettings, Rate
-from pfedafm_jax.training import Batch, ClientData, Partitioned, cross_entropy, mean_over, sgd, train
+from pfedafm_jax.training import (
+    Batch,
+    ClientData,
+    Partitioned,
+    cross_entropy,
+    mean_over,
+    sgd,
+    train,
+)
 
-# ---------------------------------------------------------------------------------------------- what travels
+# ------------------------------------------------------------------------------------- what travels
 
 
 def code_matrix(leaf: jax.Array, energy: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A parameter as it arrives after coding, and the floats that were sent for it.
 
-    Kernels are matrices with one column for each output, `[25·in, out]` for a 5x5 convolution. The rank is at least one.
-    Biases, and matrices whose factors would be no smaller than themselves, are sent as they are.
+    Kernels are matrices with one column for each output, `[25·in, out]` for a 5x5 convolution. The
+    rank is at least one. Biases, and matrices whose factors would be no smaller than themselves,
+    are sent as they are.
     """
     if leaf.ndim < 2:
         return leaf, jnp.uint32(leaf.size)
     matrix = leaf.reshape(-1, leaf.shape[-1])
     rows, columns = matrix.shape
-    # Squared singular values and one side's vectors from the smaller Gram matrix: several times faster than the SVD,
-    # and exact enough, since what coding drops are whole per cents of the energy.
+    # Squared singular values and one side's vectors from the smaller Gram matrix: several times
+    # faster than the SVD, and exact enough, since what coding drops are whole per cents of the
+    # energy.
     tall = matrix if rows >= columns else matrix.T
-    scaled = tall / jnp.maximum(jnp.max(jnp.abs(tall)), 1e-30)  # squares of small updates would vanish
+    scaled = tall / jnp.maximum(
+        jnp.max(jnp.abs(tall)), 1e-30
+    )  # squares of small updates would vanish
     energies, vectors = jnp.linalg.eigh(scaled.T @ scaled)
     held = jnp.cumsum(jnp.maximum(energies, 0.0)[::-1])
     rank = 1 + jnp.sum(held[:-1] < energy * held[-1])
@@ -64,7 +77,8 @@ def code_tree(tree: Tree, energy: jax.Array) -> tuple[Tree, jax.Array]:
 
 
 def send(coding: str, known: Tree, model: Tree, energy: jax.Array) -> tuple[Tree, jax.Array]:
-    """The model as the other side has it after a transfer, and the floats sent; both sides know `known`."""
+    """The model as the other side has it after a transfer, and the floats sent; both sides know
+    `known`."""
     if coding == "none":
         return model, jnp.uint32(sum(leaf.size for leaf in jax.tree.leaves(model)))
     if coding == "weight":
@@ -73,7 +87,7 @@ def send(coding: str, known: Tree, model: Tree, energy: jax.Array) -> tuple[Tree
     return jax.tree.map(jnp.add, known, update), floats
 
 
-# ---------------------------------------------------------------------------------------------- the loss
+# ----------------------------------------------------------------------------------------- the loss
 
 
 def distillation_loss(
@@ -83,7 +97,8 @@ def distillation_loss(
     labels: jax.Array,
     weights: jax.Array,
 ) -> jax.Array:
-    """L_F + L_G from (logits, representations) of both models; those of the shared model are projected already."""
+    """L_F + L_G from (logits, representations) of both models; those of the shared model are
+    projected already."""
     target = lax.stop_gradient if own.detach_targets else (lambda array: array)
     kl = partial(kl_divergence, weights=weights, mean=own.kl)
     (logits_f, features_f), (logits_g, features_g) = private, shared
@@ -94,18 +109,23 @@ def distillation_loss(
         strength = lax.stop_gradient(strength)
     hidden_f = mean_over(squared_distance(features_f, target(features_g)), weights)
     hidden_g = mean_over(squared_distance(target(features_f), features_g), weights)
-    return ce + (kl(target(logits_g), logits_f) + kl(target(logits_f), logits_g) + hidden_f + hidden_g) / strength
+    return (
+        ce
+        + (kl(target(logits_g), logits_f) + kl(target(logits_f), logits_g) + hidden_f + hidden_g)
+        / strength
+    )
 
 
-# ---------------------------------------------------------------------------------------------- the method
+# --------------------------------------------------------------------------------------- the method
 
 
 @dataclass(frozen=True)
 class FedKD(Method):
     """A private mentor and a shared mentee.
 
-    Server state: the mentee as every client can reconstruct it, the round, and the floats of the last broadcast and of
-    all broadcasts. The counts are whole numbers that may wrap around; only differences are used.
+    Server state: the mentee as every client can reconstruct it, the round, and the floats of the
+    last broadcast and of all broadcasts. The counts are whole numbers that may wrap around; only
+    differences are used.
     """
 
     name = "fedkd"
@@ -116,17 +136,20 @@ class FedKD(Method):
         """Settings of FedKD's own."""
 
         coding: Literal["update", "weight", "none"] = "update"
-        """What is sent as a truncated SVD: updates of the shared model (the paper), its weights (HtFLlib), or nothing."""
+        """What is sent as a truncated SVD: updates of the shared model (the paper), its weights
+        (HtFLlib), or nothing."""
         t_start: Annotated[float, Gt(0), Le(1)] = 0.95
         """Share of the squared singular values that coding keeps at the start (T_start)."""
         t_end: Annotated[float, Gt(0), Le(1)] = 0.98
         """The same in the last round (T_end)."""
         kl: Literal["batch_mean", "element_mean"] = "batch_mean"
-        """The divergence itself, or divided by the number of classes (the authors' code, HtFLlib)."""
+        """The divergence itself, or divided by the number of classes (the authors' code,
+        HtFLlib)."""
         detach_targets: bool = False
         """The teacher's outputs and representations are constants."""
         detach_denominator: bool = True
-        """The cross-entropies that divide the distillation terms are constants; the authors' code trains through them."""
+        """The cross-entropies that divide the distillation terms are constants; the authors' code
+        trains through them."""
         denominator_floor: Rate = 1e-2
         """Their sum is taken to be at least this."""
         mentee_learning_rate: Rate | None = None
@@ -135,12 +158,18 @@ class FedKD(Method):
     def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
         size = architecture.feature_size
         bound = (3.0 if self.initialisation == "flax" else 1.0) ** 0.5 * size**-0.5
-        projection = jax.random.uniform(jax.random.fold_in(key, 2), (size, size), minval=-bound, maxval=bound)
+        projection = jax.random.uniform(
+            jax.random.fold_in(key, 2), (size, size), minval=-bound, maxval=bound
+        )
         counts = {"visited": jnp.float32(0), "floats_received": jnp.uint32(0)}
         return {**init_private_model(key, architecture), "projection": projection, **counts}
 
     def init_server(self, key: jax.Array) -> Server:
-        counts = {"round": jnp.float32(0), "floats_last": jnp.uint32(0), "floats_sent": jnp.uint32(0)}
+        counts = {
+            "round": jnp.float32(0),
+            "floats_last": jnp.uint32(0),
+            "floats_sent": jnp.uint32(0),
+        }
         return {"shared_model": init_shared_model(key, self.shared), **counts}
 
     def energy(self, server: Server) -> jax.Array:
@@ -149,10 +178,11 @@ class FedKD(Method):
         return self.settings.t_start + (self.settings.t_end - self.settings.t_start) * progress
 
     def floats_down(self, client: Client, server: Server) -> jax.Array:
-        """What the client had to receive: the whole model at its first visit, coded broadcasts later.
+        """What the client had to receive: the whole model at its first visit, coded broadcasts
+        later.
 
-        Coded updates build on each other, so a client that was away needs all that it missed, or the whole model where
-        that is less.
+        Coded updates build on each other, so a client that was away needs all that it missed, or
+        the whole model where that is less.
         """
         whole = jnp.uint32(self.shared.params)
         if self.settings.coding == "none":
@@ -178,16 +208,27 @@ class FedKD(Method):
             features_f = architecture.extract(model["local_extractor"], batch.images)
             features_g = self.shared.extract(shared["extractor"], batch.images)
             private = architecture.classify(model["header"], features_f), features_f
-            mentee = self.shared.classify(shared["header"], features_g), features_g @ params["projection"]
+            mentee = (
+                self.shared.classify(shared["header"], features_g),
+                features_g @ params["projection"],
+            )
             return distillation_loss(own, private, mentee, batch.labels, batch.weights)
 
         received = server["shared_model"]
-        params = {"model": private_model(client), "shared_model": received, "projection": client["projection"]}
+        params = {
+            "model": private_model(client),
+            "shared_model": received,
+            "projection": client["projection"],
+        }
         mentee_sgd = sgd(training, learning_rate=own.mentee_learning_rate)
-        optimizer = Partitioned({"model": sgd(training), "shared_model": mentee_sgd, "projection": sgd(training)})
+        optimizer = Partitioned(
+            {"model": sgd(training), "shared_model": mentee_sgd, "projection": sgd(training)}
+        )
         trained = train(training, jax.random.fold_in(key, 1), params, loss, data, optimizer)
 
-        shared_model, floats_up = send(own.coding, received, trained.params["shared_model"], self.energy(server))
+        shared_model, floats_up = send(
+            own.coding, received, trained.params["shared_model"], self.energy(server)
+        )
         info = {
             "loss": trained.loss,
             "floats_up": floats_up.astype(jnp.float32),
@@ -203,7 +244,9 @@ class FedKD(Method):
 
     def server_update(self, server: Server, averaged: dict[str, Tree]) -> Server:
         known = server["shared_model"]
-        shared_model, floats = send(self.settings.coding, known, averaged["shared_model"], self.energy(server))
+        shared_model, floats = send(
+            self.settings.coding, known, averaged["shared_model"], self.energy(server)
+        )
         return {
             "shared_model": shared_model,
             "round": server["round"] + 1.0,
@@ -220,6 +263,11 @@ class FedKD(Method):
         }
 
     def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
-        # Floats without coding: what a coded round really sends depends on its ranks and is reported by the round.
+        # Floats without coding: what a coded round really sends depends on its ranks and is
+        # reported by the round.
         macs = 3 * (architecture.macs + self.shared.macs)
-        return Cost(self.shared.params, self.shared.params, 2.0 * macs * num_train * self.training.local_epochs)
+        return Cost(
+            self.shared.params,
+            self.shared.params,
+            2.0 * macs * num_train * self.training.local_epochs,
+        )

@@ -1,8 +1,10 @@
 """FedPer: one extractor for all clients, averaged, and a private header each.
 
-A participant trains the received extractor and its own header together on its data and uploads the extractor. Every
-client's network is then the shared extractor's: `Config.architectures` has no say, so there is nothing heterogeneous left.
-It is the control for pFedAFM once its mix vector has gone to 0: FedAvg on the shared extractor, with private headers.
+A participant trains the received extractor and its own header together on its data and uploads the
+extractor. Every client's network is then the shared extractor's: `Config.architectures` has no say,
+so there is nothing heterogeneous left.
+It is the control for pFedAFM once its mix vector has gone to 0: FedAvg on the shared extractor,
+with private headers.
 """
 
 from dataclasses import dataclass
@@ -47,12 +49,18 @@ class FedPer(Method):
             return cross_entropy(logits, batch.labels, batch.weights)
 
         model = {"shared_extractor": server["shared_extractor"], "header": client["header"]}
-        trained = train(self.training, jax.random.fold_in(key, 1), model, loss, data, sgd(self.training))
+        trained = train(
+            self.training, jax.random.fold_in(key, 1), model, loss, data, sgd(self.training)
+        )
         upload = {"shared_extractor": trained.params["shared_extractor"]}
         # Judged right after training, with the extractor it has just trained.
         view = {**server, **upload}
         return Update(
-            {"header": trained.params["header"]}, upload, {"shared_extractor": weight}, {"loss": trained.loss}, view
+            {"header": trained.params["header"]},
+            upload,
+            {"shared_extractor": weight},
+            {"loss": trained.loss},
+            view,
         )
 
     def predict(
@@ -62,4 +70,6 @@ class FedPer(Method):
 
     def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
         floats = self.shared.extractor_params
-        return Cost(floats, floats, 2.0 * 3 * self.shared.macs * num_train * self.training.local_epochs)
+        return Cost(
+            floats, floats, 2.0 * 3 * self.shared.macs * num_train * self.training.local_epochs
+        )

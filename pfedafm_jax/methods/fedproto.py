@@ -1,8 +1,8 @@
 """FedProto: clients exchange class prototypes, the mean representation of each class.
 
-A participant trains on CE(F(x), y) + λ · mean over batch and features of (r(x) - P_y)², for samples whose class has a
-broadcast prototype P_y. After training, one clean pass yields the client's own prototypes. A client can be judged by its
-header or by the nearest prototype; both are recorded.
+A participant trains on CE(F(x), y) + λ · mean over batch and features of (r(x) - P_y)², for samples
+whose class has a broadcast prototype P_y. After training, one clean pass yields the client's own
+prototypes. A client can be judged by its header or by the nearest prototype; both are recorded.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ from pfedafm_jax.training import Batch, ClientData, cross_entropy, mean_over, sg
 
 
 def nearest_prototype(features: jax.Array, prototypes: jax.Array, known: jax.Array) -> jax.Array:
-    """Scores `[batch, classes]` that fall with the distance to each prototype; a class without one is out of the race."""
+    """Scores `[batch, classes]` that fall with the distance to each prototype; a class without one
+    is out of the race."""
     # -|r - P|² without |r|², which is the same for all classes.
     scores = 2.0 * features @ prototypes.T - jnp.sum(prototypes**2, axis=-1)[None, :]
     return jnp.where(known[None, :] > 0, scores, -jnp.inf)
@@ -40,16 +41,21 @@ class FedProto(Method):
         lambda_mse: Rate = 1.0
         """Weight of the squared distance to the prototypes, a mean over features (λ)."""
         judged: Literal["header", "prototype"] = "header"
-        """What the method is judged by: the client's header or the nearest prototype; both are recorded."""
+        """What the method is judged by: the client's header or the nearest prototype; both are
+        recorded."""
         whole_table: bool = False
-        """Count all prototypes as received, not only those of a client's own classes (always so where they are judged by)."""
+        """Count all prototypes as received, not only those of a client's own classes (always so
+        where they are judged by)."""
 
     def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
         return init_private_model(key, architecture)
 
     def init_server(self, key: jax.Array) -> Server:
         classes = self.shared.num_classes
-        return {"prototypes": jnp.zeros((classes, self.shared.feature_size)), "prototype_known": jnp.zeros((classes,))}
+        return {
+            "prototypes": jnp.zeros((classes, self.shared.feature_size)),
+            "prototype_known": jnp.zeros((classes,)),
+        }
 
     def client_update(
         self,
@@ -66,12 +72,17 @@ class FedProto(Method):
             features = architecture.extract(params["local_extractor"], batch.images)
             logits = architecture.classify(params["header"], features)
             distance = known[batch.labels] * squared_distance(features, prototypes[batch.labels])
-            return cross_entropy(logits, batch.labels, batch.weights) + self.settings.lambda_mse * mean_over(
-                distance, batch.weights
-            )
+            return cross_entropy(
+                logits, batch.labels, batch.weights
+            ) + self.settings.lambda_mse * mean_over(distance, batch.weights)
 
         trained = train(
-            self.training, jax.random.fold_in(key, 1), private_model(client), loss, data, sgd(self.training)
+            self.training,
+            jax.random.fold_in(key, 1),
+            private_model(client),
+            loss,
+            data,
+            sgd(self.training),
         )
 
         def extract(images: jax.Array) -> jax.Array:
@@ -88,14 +99,21 @@ class FedProto(Method):
         features = architecture.extract(client["local_extractor"], images)
         logits = architecture.classify(client["header"], features)
         scores = nearest_prototype(features, server["prototypes"], server["prototype_known"])
-        scores = jnp.where(jnp.any(server["prototype_known"] > 0), scores, logits)  # before the first upload
+        scores = jnp.where(
+            jnp.any(server["prototype_known"] > 0), scores, logits
+        )  # before the first upload
         both = {"header": logits, "prototype": scores}
-        return {name: both[name] for name in sorted(both, key=lambda name: name != self.settings.judged)}
+        return {
+            name: both[name] for name in sorted(both, key=lambda name: name != self.settings.judged)
+        }
 
     def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
-        # The loss needs prototypes of the client's own classes; judging by the nearest one needs all of them.
+        # The loss needs prototypes of the client's own classes; judging by the nearest one needs
+        # all of them.
         whole = self.settings.whole_table or self.settings.judged == "prototype"
         received = architecture.num_classes if whole else num_classes_seen
         passes = 3 * self.training.local_epochs + 1  # the last is the clean pass
         width = architecture.feature_size
-        return Cost(num_classes_seen * width, received * width, 2.0 * passes * architecture.macs * num_train)
+        return Cost(
+            num_classes_seen * width, received * width, 2.0 * passes * architecture.macs * num_train
+        )

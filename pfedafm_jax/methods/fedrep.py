@@ -48,13 +48,22 @@ class FedRep(FedPer):
         body = self.train_extractor(jax.random.fold_in(key, 2), received, head.params, data)
         upload = {"shared_extractor": body.params}
         info = {"loss": body.loss, "head_loss": head.loss}
-        return Update({"header": head.params}, upload, {"shared_extractor": weight}, info, view={**server, **upload})
+        return Update(
+            {"header": head.params},
+            upload,
+            {"shared_extractor": weight},
+            info,
+            view={**server, **upload},
+        )
 
-    def train_header(self, key: jax.Array, header: Tree, shared_extractor: Tree, data: ClientData) -> Trained:
+    def train_header(
+        self, key: jax.Array, header: Tree, shared_extractor: Tree, data: ClientData
+    ) -> Trained:
         """Phase 1."""
         training = replace(self.training, local_epochs=self.settings.head_epochs)
         extract = partial(self.shared.extract, shared_extractor)
-        # Frozen, and on images that do not change, the features are the same in every epoch: compute them once.
+        # Frozen, and on images that do not change, the features are the same in every epoch:
+        # compute them once.
         table = None if training.augments else extract_all(training, extract, data)
 
         def loss(params: Tree, batch: Batch) -> jax.Array:
@@ -64,7 +73,9 @@ class FedRep(FedPer):
 
         return train(training, key, header, loss, data, sgd(training))
 
-    def train_extractor(self, key: jax.Array, shared_extractor: Tree, header: Tree, data: ClientData) -> Trained:
+    def train_extractor(
+        self, key: jax.Array, shared_extractor: Tree, header: Tree, data: ClientData
+    ) -> Trained:
         """Phase 2."""
 
         def loss(params: Tree, batch: Batch) -> jax.Array:
@@ -77,4 +88,6 @@ class FedRep(FedPer):
         floats, shared = self.shared.extractor_params, self.shared
         # Phase 1 is one pass of the extractor and 3 of the header, phase 2 is 3 of both.
         head = self.settings.head_epochs * (shared.extractor_macs + 3 * shared.header_macs)
-        return Cost(floats, floats, 2.0 * (head + 3 * shared.macs * self.training.local_epochs) * num_train)
+        return Cost(
+            floats, floats, 2.0 * (head + 3 * shared.macs * self.training.local_epochs) * num_train
+        )

@@ -3,8 +3,8 @@
     L_F = α CE(z_F, y) + (1 - α) KL(sg[softmax z_G] ‖ softmax z_F)
     L_G = β CE(z_G, y) + (1 - β) KL(sg[softmax z_F] ‖ softmax z_G)
 
-Both gradients are taken at the same point and each network steps by its own. The shared model, extractor and header, is
-what travels; the private one is what is judged.
+Both gradients are taken at the same point and each network steps by its own. The shared model,
+extractor and header, is what travels; the private one is what is judged.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,10 @@ from pfedafm_jax.training import Batch, ClientData, Partitioned, cross_entropy, 
 def init_shared_model(key: jax.Array, shared: Architecture) -> dict[str, Tree]:
     """The model that travels, header and all."""
     extractor_key, header_key = jax.random.split(key)
-    return {"extractor": shared.init_extractor(extractor_key), "header": shared.init_header(header_key)}
+    return {
+        "extractor": shared.init_extractor(extractor_key),
+        "header": shared.init_header(header_key),
+    }
 
 
 def shared_logits(shared: Architecture, model: dict[str, Tree], images: jax.Array) -> jax.Array:
@@ -34,13 +37,22 @@ def shared_logits(shared: Architecture, model: dict[str, Tree], images: jax.Arra
 
 
 def mutual_loss(
-    own: "FML.Settings", private: jax.Array, shared: jax.Array, labels: jax.Array, weights: jax.Array
+    own: "FML.Settings",
+    private: jax.Array,
+    shared: jax.Array,
+    labels: jax.Array,
+    weights: jax.Array,
 ) -> jax.Array:
-    """L_F + L_G from the logits of both models; with detached targets each model gets the gradient of its own loss."""
+    """L_F + L_G from the logits of both models; with detached targets each model gets the gradient
+    of its own loss."""
     target = lax.stop_gradient if own.detach_targets else (lambda logits: logits)
     kl = partial(kl_divergence, weights=weights, mean=own.kl)
-    loss_private = own.alpha * cross_entropy(private, labels, weights) + (1 - own.alpha) * kl(target(shared), private)
-    loss_shared = own.beta * cross_entropy(shared, labels, weights) + (1 - own.beta) * kl(target(private), shared)
+    loss_private = own.alpha * cross_entropy(private, labels, weights) + (1 - own.alpha) * kl(
+        target(shared), private
+    )
+    loss_shared = own.beta * cross_entropy(shared, labels, weights) + (1 - own.beta) * kl(
+        target(private), shared
+    )
     return loss_private + loss_shared
 
 
@@ -60,9 +72,11 @@ class FML(Method):
         beta: Share = 0.5
         """Weight of the shared model's cross-entropy; 1 - β is that of its distillation."""
         kl: Literal["batch_mean", "element_mean"] = "batch_mean"
-        """The divergence itself, or divided by the number of classes (PyTorch's default, HtFLlib)."""
+        """The divergence itself, or divided by the number of classes (PyTorch's default,
+        HtFLlib)."""
         detach_targets: bool = True
-        """The teacher's output is a constant; without it each model gets the gradient of both losses (HtFLlib)."""
+        """The teacher's output is a constant; without it each model gets the gradient of both
+        losses (HtFLlib)."""
 
     def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
         return init_private_model(key, architecture)
@@ -88,7 +102,9 @@ class FML(Method):
         optimizer = Partitioned({"model": sgd(self.training), "shared_model": sgd(self.training)})
         trained = train(self.training, jax.random.fold_in(key, 1), params, loss, data, optimizer)
         upload = {"shared_model": trained.params["shared_model"]}
-        return Update(trained.params["model"], upload, {"shared_model": weight}, {"loss": trained.loss})
+        return Update(
+            trained.params["model"], upload, {"shared_model": weight}, {"loss": trained.loss}
+        )
 
     def predict(
         self, architecture: Architecture, client: Client, server: Server, images: jax.Array
@@ -100,4 +116,8 @@ class FML(Method):
 
     def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
         macs = 3 * (architecture.macs + self.shared.macs)
-        return Cost(self.shared.params, self.shared.params, 2.0 * macs * num_train * self.training.local_epochs)
+        return Cost(
+            self.shared.params,
+            self.shared.params,
+            2.0 * macs * num_train * self.training.local_epochs,
+        )

@@ -1,7 +1,8 @@
 """LG-FedAvg: private lower layers, a shared header.
 
-A participant overwrites its header with the broadcast one, trains its whole model and uploads the header. Header rows of
-classes that a client lacks are trained too (downwards, by the softmax) and averaged as they are.
+A participant overwrites its header with the broadcast one, trains its whole model and uploads the
+header. Header rows of classes that a client lacks are trained too (downwards, by the softmax) and
+averaged as they are.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,10 @@ from pfedafm_jax.training import Batch, ClientData, cross_entropy, sgd, train
 
 def pick_layers(model: dict[str, Tree], names: tuple[str, ...]) -> dict[str, Tree]:
     """The named layers of a model: `header`, or layers of its extractor."""
-    return {name: model["header"] if name == "header" else model["local_extractor"][name] for name in names}
+    return {
+        name: model["header"] if name == "header" else model["local_extractor"][name]
+        for name in names
+    }
 
 
 def put_layers(model: dict[str, Tree], layers: dict[str, Tree]) -> dict[str, Tree]:
@@ -41,7 +45,8 @@ class LGFedAvg(Method):
         """Settings of LG-FedAvg's own."""
 
         shared_layers: tuple[str, ...] = ("header",)
-        """What clients share: header, or layers of the extractor by name (conv1, conv2, fc1, fc2), where all architectures have them in one shape."""
+        """What clients share: header, or layers of the extractor by name (conv1, conv2, fc1, fc2),
+        where all architectures have them in one shape."""
 
         def __post_init__(self):
             layers = self.shared_layers
@@ -56,10 +61,14 @@ class LGFedAvg(Method):
         return init_private_model(key, architecture)
 
     def init_server(self, key: jax.Array) -> Server:
-        shapes = {architecture.name: self._shapes(architecture) for architecture in self.architectures}
+        shapes = {
+            architecture.name: self._shapes(architecture) for architecture in self.architectures
+        }
         first, *others = shapes
         for other in others:
-            unlike = [layer for layer in self.layers if shapes[other][layer] != shapes[first][layer]]
+            unlike = [
+                layer for layer in self.layers if shapes[other][layer] != shapes[first][layer]
+            ]
             if unlike:
                 accepted = f"layers of one shape in all architectures ({unlike[0]} differs in {first} and {other})"
                 raise bad("lg_fedavg.shared_layers", self.layers, accepted)
@@ -84,10 +93,14 @@ class LGFedAvg(Method):
         weight: jax.Array,
     ) -> Update:
         def loss(params: Tree, batch: Batch) -> jax.Array:
-            return cross_entropy(private_logits(architecture, params, batch.images), batch.labels, batch.weights)
+            return cross_entropy(
+                private_logits(architecture, params, batch.images), batch.labels, batch.weights
+            )
 
         model = put_layers(private_model(client), server)
-        trained = train(self.training, jax.random.fold_in(key, 1), model, loss, data, sgd(self.training))
+        trained = train(
+            self.training, jax.random.fold_in(key, 1), model, loss, data, sgd(self.training)
+        )
         upload = pick_layers(trained.params, self.layers)
         return Update(trained.params, upload, dict.fromkeys(upload, weight), {"loss": trained.loss})
 
@@ -101,4 +114,6 @@ class LGFedAvg(Method):
 
     def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
         floats = sum(leaf.size for leaf in jax.tree.leaves(self._shapes(architecture)))
-        return Cost(floats, floats, 2.0 * 3 * architecture.macs * num_train * self.training.local_epochs)
+        return Cost(
+            floats, floats, 2.0 * 3 * architecture.macs * num_train * self.training.local_epochs
+        )

@@ -28,9 +28,13 @@ def private_model(client: Client) -> dict[str, Tree]:
     return {part: client[part] for part in PRIVATE}
 
 
-def private_logits(architecture: Architecture, model: dict[str, Tree], images: jax.Array) -> jax.Array:
+def private_logits(
+    architecture: Architecture, model: dict[str, Tree], images: jax.Array
+) -> jax.Array:
     """Class scores `[batch, classes]` of a client's own model."""
-    return architecture.classify(model["header"], architecture.extract(model["local_extractor"], images))
+    return architecture.classify(
+        model["header"], architecture.extract(model["local_extractor"], images)
+    )
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,17 @@ class Standalone(Method):
         weight: jax.Array,
     ) -> Update:
         def loss(params: Tree, batch: Batch) -> jax.Array:
-            return cross_entropy(private_logits(architecture, params, batch.images), batch.labels, batch.weights)
+            return cross_entropy(
+                private_logits(architecture, params, batch.images), batch.labels, batch.weights
+            )
 
         trained = train(
-            self.training, jax.random.fold_in(key, 1), private_model(client), loss, data, sgd(self.training)
+            self.training,
+            jax.random.fold_in(key, 1),
+            private_model(client),
+            loss,
+            data,
+            sgd(self.training),
         )
         return Update(trained.params, {}, {}, {"loss": trained.loss})
 

@@ -1,8 +1,10 @@
-"""Rounds as plain loops over clients, epochs and batches: slow, obvious, and what the engine is tested against.
+"""Rounds as plain loops over clients, epochs and batches: slow, obvious, and what the engine is
+tested against.
 
-`algorithm1` is the paper's Algorithm 1 written out, with what the released code does instead; `plain` calls the functions
-of any method for one client after the other. `start`, `run_round` and `evaluate` are the engine's, by name and meaning:
-a run whose settings make clients depend on one another, such as `--preset authors_code`, goes through them.
+`algorithm1` is the paper's Algorithm 1 written out, with what the released code does instead;
+`plain` calls the functions of any method for one client after the other. `start`, `run_round` and
+`evaluate` are the engine's, by name and meaning: a run whose settings make clients depend on one
+another, such as `--preset authors_code`, goes through them.
 """
 
 from collections.abc import Sequence
@@ -36,7 +38,8 @@ def start(programs: Programs, folder: str | None = None) -> State:
 def run_round(
     programs: Programs, state: State, t: int, participants: Sequence[int] | np.ndarray | None = None
 ) -> tuple[State, RoundResult]:
-    """One round, see `engine.run_round`: Algorithm 1 for pFedAFM, else the method's own functions."""
+    """One round, see `engine.run_round`: Algorithm 1 for pFedAFM, else the method's own
+    functions."""
     loop = algorithm1 if programs.config.method == "pfedafm" else plain
     return loop.run_round(programs, state, t, participants)
 

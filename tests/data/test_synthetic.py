@@ -11,14 +11,18 @@ from pfedafm_jax.errors import PfedafmError
 def test_shapes_and_five_sixths_to_one_sixth():
     dataset = load_dataset("synthetic")
     assert dataset.images.shape == (6000, 32, 32, 3) and dataset.images.dtype == np.uint8
-    assert dataset.num_train == 5000 and dataset.num_classes == 10 and dataset.labels.dtype == np.int32
+    assert (
+        dataset.num_train == 5000 and dataset.num_classes == 10 and dataset.labels.dtype == np.int32
+    )
     assert "synthetic" in dataset.source and "seed 0" in dataset.source
     pixels = dataset.images[:5000] / 255
     np.testing.assert_allclose(dataset.mean, pixels.mean(axis=(0, 1, 2)), atol=1e-9)
     np.testing.assert_allclose(dataset.std, pixels.std(axis=(0, 1, 2)), atol=1e-9)
 
 
-@pytest.mark.parametrize(("num_classes", "num_samples"), [(2, 4), (3, 100), (100, 1200), (137, 301)])
+@pytest.mark.parametrize(
+    ("num_classes", "num_samples"), [(2, 4), (3, 100), (100, 1200), (137, 301)]
+)
 def test_any_number_of_classes_as_equal_as_can_be(num_classes, num_samples):
     arrays = make_synthetic(num_classes, num_samples)
     for labels in (arrays.train_labels, arrays.test_labels):
@@ -28,14 +32,18 @@ def test_any_number_of_classes_as_equal_as_can_be(num_classes, num_samples):
 
 
 def test_same_seed_same_images_another_seed_others():
-    first, same, other = (load_dataset("synthetic", num_samples=60, seed=seed) for seed in (5, 5, 6))
+    first, same, other = (
+        load_dataset("synthetic", num_samples=60, seed=seed) for seed in (5, 5, 6)
+    )
     assert first.digest == same.digest != other.digest
     assert make_synthetic(2, 12, image_size=9).train_images.shape == (10, 9, 9, 3)
 
 
 def test_images_are_the_same_on_every_machine():
     # All integer arithmetic on a fixed random stream, so this sum must never change.
-    assert load_dataset("synthetic", num_classes=3, num_samples=30, seed=1).digest.startswith("0ce048d5f6a12171")
+    assert load_dataset("synthetic", num_classes=3, num_samples=30, seed=1).digest.startswith(
+        "0ce048d5f6a12171"
+    )
 
 
 def test_nearest_mean_is_above_chance_and_far_from_perfect():

@@ -5,7 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import slow_but
-from small import ABSENT, CLASSES, METHODS, SIZES, assert_close, play, same, small_config, small_data, small_programs
+from small import (
+    ABSENT,
+    CLASSES,
+    METHODS,
+    SIZES,
+    assert_close,
+    play,
+    same,
+    small_config,
+    small_data,
+    small_programs,
+)
 from small import start as start_of
 
 from pfedafm_jax import engine
@@ -32,10 +43,14 @@ def test_shapes_stay_numbers_are_finite_and_runs_repeat(method):
     start_clients, start_server = start_of(small_programs(method))
     clients, server, info = play(small_programs(method), [0, 1, 3], [2, 0])
     for old, new in [(start_clients, clients), (start_server, server)]:
-        assert jax.tree.map(lambda a: (a.shape, a.dtype), old) == jax.tree.map(lambda a: (a.shape, a.dtype), new)
+        assert jax.tree.map(lambda a: (a.shape, a.dtype), old) == jax.tree.map(
+            lambda a: (a.shape, a.dtype), new
+        )
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((clients, server)))
     for numbers in info:
-        assert numbers["finite"].all() and all(np.all(np.isfinite(values)) for values in numbers.values())
+        assert numbers["finite"].all() and all(
+            np.all(np.isfinite(values)) for values in numbers.values()
+        )
     assert same((clients, server, info), play(small_programs(method), [0, 1, 3], [2, 0]))
 
 
@@ -54,14 +69,15 @@ def test_order_of_participants_does_not_matter(method):
     assert_close((clients, server), (other_clients, other_server))
 
 
-# ---------------------------------------------------------------------------------------------- against a plain loop
+# ----------------------------------------------------------------------------- against a plain loop
 
 # Three of four; two, one of them new; one by itself, which lacks class 2.
 ROUNDS = ([2, 0, 1], [1, 3], [0])
 
 
 def assert_equals_plain_loop(*several) -> None:
-    """States, server, numbers of every round and evaluation, of programs that differ in clients a step alone."""
+    """States, server, numbers of every round and evaluation, of programs that differ in clients a
+    step alone."""
     state, results = engine.start(several[0]), []
     for number, participants in enumerate(ROUNDS):
         state, result = plain.run_round(several[0], state, number, participants)
@@ -84,7 +100,11 @@ PAIRED = ("pfedafm", "fd", "fedkd", "fedapen")
 @pytest.mark.parametrize("method", METHODS)
 def test_engine_equals_plain_loop(method):
     """One client at a time, and two, with empty slots."""
-    both = [small_programs(method), small_programs(method, 2)] if method in PAIRED else [small_programs(method)]
+    both = (
+        [small_programs(method), small_programs(method, 2)]
+        if method in PAIRED
+        else [small_programs(method)]
+    )
     assert_equals_plain_loop(*both)
 
 
@@ -96,13 +116,22 @@ def test_engine_equals_plain_loop_two_at_a_time(method):
 
 # With one architecture. The flips must not reach the clean pass that yields the rows.
 OPTIONS = {
-    "fd, logits": {"fd": {"outputs": "logits", "temperature": 2.0}, "aggregation": "uniform", "flip": True},
+    "fd, logits": {
+        "fd": {"outputs": "logits", "temperature": 2.0},
+        "aggregation": "uniform",
+        "flip": True,
+    },
     "fedproto, nearest": {"preset": "fedproto_htfllib"},
     "fml, sum of both losses": {"preset": "fml_htfllib"},
-    "lg_fedavg, other layers": {"lg_fedavg": {"shared_layers": ("fc2", "header")}, "aggregation": "uniform"},
+    "lg_fedavg, other layers": {
+        "lg_fedavg": {"shared_layers": ("fc2", "header")},
+        "aggregation": "uniform",
+    },
     "fedkd, weights": {"preset": "fedkd_htfllib"},
     "fedrep, flipped": {"fedrep": {"head_epochs": 1}, "flip": True},
-    "fedkd, no coding": {"fedkd": {"coding": "none", "detach_targets": True, "mentee_learning_rate": 0.02}},
+    "fedkd, no coding": {
+        "fedkd": {"coding": "none", "detach_targets": True, "mentee_learning_rate": 0.02}
+    },
 }
 
 
@@ -112,7 +141,7 @@ def test_engine_equals_plain_loop_with_options(name):
     assert_equals_plain_loop(build(config, *small_data()))
 
 
-# ---------------------------------------------------------------------------------------------- losses by hand
+# ----------------------------------------------------------------------------------- losses by hand
 
 
 def ce(logits, labels):
@@ -129,15 +158,21 @@ def kl(target, logits):
 def net(architecture, extractor, header, images):
     """(features, logits) in 64 bits."""
     features = np.asarray(architecture.extract(extractor, images), np.float64)
-    return features, np.asarray(architecture.classify(header, jnp.asarray(features, jnp.float32)), np.float64)
+    return features, np.asarray(
+        architecture.classify(header, jnp.asarray(features, jnp.float32)), np.float64
+    )
 
 
 def first_loss(method, client, server, update, private, shared, labels):
-    """What the first batch of a visit should cost, from (extractor, header, images) -> (features, logits)."""
+    """What the first batch of a visit should cost, from (extractor, header, images) -> (features,
+    logits)."""
     if method in ("standalone", "lg_fedavg"):
         header = server["header"] if method == "lg_fedavg" else client["header"]
         return ce(private(client["local_extractor"], header)[1], labels)
-    if method in ("fedper", "fedrep"):  # FedRep: of the second phase, under the header that the first one left
+    if method in (
+        "fedper",
+        "fedrep",
+    ):  # FedRep: of the second phase, under the header that the first one left
         header = client["header"] if method == "fedper" else update.client["header"]
         return ce(shared(server["shared_extractor"], header)[1], labels)
     if method == "pfedafm":
@@ -146,7 +181,10 @@ def first_loss(method, client, server, update, private, shared, labels):
             shared(server["shared_extractor"], client["header"]),
         )
         mixed = 0.25 * mine + 0.75 * theirs
-        return ce(mixed @ np.asarray(client["header"]["kernel"], np.float64) + client["header"]["bias"], labels)
+        return ce(
+            mixed @ np.asarray(client["header"]["kernel"], np.float64) + client["header"]["bias"],
+            labels,
+        )
     features, logits = private(client["local_extractor"], client["header"])
     if method == "fd":  # γ = ½; the row of class 0 is known, that of class 1 is not
         rows = np.asarray(server["class_scores"], np.float64)[labels]
@@ -157,12 +195,19 @@ def first_loss(method, client, server, update, private, shared, labels):
         return ce(logits, labels) + 10 * np.mean((labels == 0) * apart)
     theirs, other = shared(server["shared_model"]["extractor"], server["shared_model"]["header"])
     if method == "fml":  # α = 0.3, β = 0.8
-        return 0.3 * ce(logits, labels) + 0.7 * kl(other, logits) + 0.8 * ce(other, labels) + 0.2 * kl(logits, other)
+        return (
+            0.3 * ce(logits, labels)
+            + 0.7 * kl(other, logits)
+            + 0.8 * ce(other, labels)
+            + 0.2 * kl(logits, other)
+        )
     both = ce(logits, labels) + ce(other, labels)
     if method == "fedkd":
         hidden = np.mean((features - theirs @ np.asarray(client["projection"], np.float64)) ** 2)
         return both + (kl(other, logits) + kl(logits, other) + 2 * hidden) / both
-    return both + kl(other, logits) + kl(logits, other) + 2 * ce(0.5 * logits + 0.5 * other, labels)  # FedAPEN, λ = ½
+    return (
+        both + kl(other, logits) + kl(logits, other) + 2 * ce(0.5 * logits + 0.5 * other, labels)
+    )  # FedAPEN, λ = ½
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -174,14 +219,22 @@ def test_the_loss_of_a_visit_of_one_batch_by_hand(method):
         client["mix"] = np.full_like(client["mix"], 0.25)
     for name in {"class_scores", "prototypes"} & set(server):
         server[name] = rng.dirichlet(np.ones(server[name].shape[1]), CLASSES).astype(np.float32)
-        server[{"class_scores": "class_known", "prototypes": "prototype_known"}[name]] = np.float32([1, 0, 1, 0])
-    data, architecture, key = plain.data_of(programs, 0), programs.architectures[0], jax.random.key(3)
-    update = plain.client_update(programs.method, architecture, key, client, server, data, np.float32(1))
+        server[{"class_scores": "class_known", "prototypes": "prototype_known"}[name]] = np.float32(
+            [1, 0, 1, 0]
+        )
+    data, architecture, key = (
+        plain.data_of(programs, 0),
+        programs.architectures[0],
+        jax.random.key(3),
+    )
+    update = plain.client_update(
+        programs.method, architecture, key, client, server, data, np.float32(1)
+    )
     used = split_adaptability(programs.config.seed, 0.3, data)[1] if method == "fedapen" else data
     rows = np.asarray(used.train)[: int(used.num_train)]
-    images = (programs.dataset.images[rows] / np.float32(255) - np.float32(programs.dataset.mean)) / np.float32(
-        programs.dataset.std
-    )
+    images = (
+        programs.dataset.images[rows] / np.float32(255) - np.float32(programs.dataset.mean)
+    ) / np.float32(programs.dataset.std)
 
     def private(extractor, header):
         return net(architecture, extractor, header, images)
@@ -192,14 +245,18 @@ def test_the_loss_of_a_visit_of_one_batch_by_hand(method):
     labels = programs.dataset.labels[rows]
     expected = first_loss(method, client, server, update, private, shared, labels)
     np.testing.assert_allclose(update.info["loss"], expected, rtol=1e-4)
-    if method == "pfedafm":  # the second phase: the small model under the header that the first one left
+    if (
+        method == "pfedafm"
+    ):  # the second phase: the small model under the header that the first one left
         header = update.client["header"]
-        second = plain.shared_update(programs.method, key, {"header": header}, server, data, np.float32(1))
+        second = plain.shared_update(
+            programs.method, key, {"header": header}, server, data, np.float32(1)
+        )
         logits = shared(server["shared_extractor"], header)[1]
         np.testing.assert_allclose(second.info["shared_loss"], ce(logits, labels), rtol=1e-4)
 
 
-# ---------------------------------------------------------------------------------------------- averages
+# ----------------------------------------------------------------------------------------- averages
 
 SUMMED = {
     "fedper": "shared_extractor",
@@ -216,7 +273,9 @@ def test_the_average_is_weighted_by_samples_and_of_one_is_its_own(method):
     part, programs = SUMMED[method], small_programs(method)
     alone = [play(programs, [client])[1][part] for client in (0, 1)]
     together = play(programs, [0, 1])[1][part]
-    expected = jax.tree.map(lambda a, b: (SIZES[0] * a + SIZES[1] * b) / (SIZES[0] + SIZES[1]), *alone)
+    expected = jax.tree.map(
+        lambda a, b: (SIZES[0] * a + SIZES[1] * b) / (SIZES[0] + SIZES[1]), *alone
+    )
     assert_close(together, expected)
     assert not np.allclose(jax.tree.leaves(together)[-1], jax.tree.leaves(alone[1])[-1], atol=1e-6)
 
@@ -229,25 +288,34 @@ def test_rows_are_averaged_by_class_counts_and_absent_classes_stay_unknown(metho
     (dataset, partition), programs = small_data(), small_programs(method)
     alone = [play(programs, [client])[1][rows] for client in (0, 1)]
     _, server, _ = play(programs, [0, 1])
-    count = np.stack([np.bincount(dataset.labels[partition.train[client]], minlength=CLASSES) for client in (0, 1)])
+    count = np.stack(
+        [
+            np.bincount(dataset.labels[partition.train[client]], minlength=CLASSES)
+            for client in (0, 1)
+        ]
+    )
     total = count.sum(0)
     # A plain mean weighted by counts: not divided by the number of owners once more.
     expected = sum(count[k][:, None] * alone[k] for k in (0, 1)) / np.maximum(total, 1)[:, None]
     np.testing.assert_allclose(server[rows], expected, rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(server[known], [1, 1, 1, 0])
     assert not np.any(server[rows][ABSENT])
-    np.testing.assert_allclose(server[rows][2], alone[1][2], rtol=1e-5, atol=1e-6)  # its only owner's own row
+    np.testing.assert_allclose(
+        server[rows][2], alone[1][2], rtol=1e-5, atol=1e-6
+    )  # its only owner's own row
 
 
 def test_a_row_that_nobody_sends_keeps_its_value():
     server = {"rows": jnp.array([[1.0, 2.0], [3.0, 4.0]]), "known": jnp.array([1.0, 0.0])}
     upload, weight = {"rows": jnp.full((2, 2), 9.0), "known": jnp.ones(2)}, jnp.array([0.0, 5.0])
-    new = average(server, weigh(upload, dict.fromkeys(upload, weight)), dict.fromkeys(upload, weight))
+    new = average(
+        server, weigh(upload, dict.fromkeys(upload, weight)), dict.fromkeys(upload, weight)
+    )
     np.testing.assert_array_equal(new["rows"], [[1, 2], [9, 9]])
     np.testing.assert_array_equal(new["known"], [1, 1])
 
 
-# ---------------------------------------------------------------------------------------------- settings
+# ----------------------------------------------------------------------------------------- settings
 
 
 @pytest.mark.parametrize("preset", presets())

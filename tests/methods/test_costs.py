@@ -37,7 +37,10 @@ def test_floats_of_whole_tables_and_other_shared_layers():
             assert whole.cost(cnn1[classes], 400.0, 2).floats_down == floats
     by_prototype = real("fedproto", 10, fedproto={"judged": "prototype"})
     assert by_prototype.cost(cnn1[10], 400.0, 2).floats_down == 5_000
-    for layers, floats in [(("fc2", "header"), {10: 1_005_510, 100: 1_050_600}), (("conv1", "conv2"), {10: 14_048})]:
+    for layers, floats in [
+        (("fc2", "header"), {10: 1_005_510, 100: 1_050_600}),
+        (("conv1", "conv2"), {10: 14_048}),
+    ]:
         for classes, expected in floats.items():
             method = real("lg_fedavg", classes, lg_fedavg={"shared_layers": layers})
             assert method.cost(cnn1[classes], 400.0, 2).floats_up == expected

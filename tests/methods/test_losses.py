@@ -8,7 +8,13 @@ import pytest
 from pfedafm_jax.methods.fedapen import ensemble, ensemble_loss
 from pfedafm_jax.methods.fedkd import FedKD, distillation_loss
 from pfedafm_jax.methods.fml import FML, mutual_loss
-from pfedafm_jax.methods.losses import class_means, class_weights, kl_divergence, soft_cross_entropy, squared_distance
+from pfedafm_jax.methods.losses import (
+    class_means,
+    class_weights,
+    kl_divergence,
+    soft_cross_entropy,
+    squared_distance,
+)
 from pfedafm_jax.training import ClientData, LocalTraining
 
 ONE = jnp.ones(1)
@@ -34,20 +40,31 @@ def test_element_mean_is_weaker_by_the_number_of_classes(classes):
 def test_padding_takes_no_part_in_a_divergence():
     target, logits = jax.random.normal(jax.random.key(0), (2, 3, 5))
     padded = kl_divergence(target, logits, jnp.array([1.0, 1.0, 0.0]))
-    np.testing.assert_allclose(padded, kl_divergence(target[:2], logits[:2], jnp.ones(2)), rtol=1e-6)
+    np.testing.assert_allclose(
+        padded, kl_divergence(target[:2], logits[:2], jnp.ones(2)), rtol=1e-6
+    )
     assert kl_divergence(target, logits, jnp.zeros(3)) == 0
 
 
 def test_probability_targets_keep_the_distillation_of_fd_bounded():
     # With raw logits as the target, a student with logits (s, 0, 0) is paid -7 s for growing.
-    raw, student, scales = jnp.array([[5.0, -3.0, -4.0]]), jnp.array([[1.0, 0.0, 0.0]]), (1.0, 5.0, 20.0, 50.0)
+    raw, student, scales = (
+        jnp.array([[5.0, -3.0, -4.0]]),
+        jnp.array([[1.0, 0.0, 0.0]]),
+        (1.0, 5.0, 20.0, 50.0),
+    )
     runaway = [float(soft_cross_entropy(scale * student, raw)[0]) for scale in scales]
     np.testing.assert_allclose(runaway, [-8.1, -35, -140, -350], rtol=0.01)
-    assert min(float(soft_cross_entropy(scale * student, jax.nn.softmax(raw))[0]) for scale in scales) >= 0
+    assert (
+        min(float(soft_cross_entropy(scale * student, jax.nn.softmax(raw))[0]) for scale in scales)
+        >= 0
+    )
 
 
 def test_squared_distance_is_a_mean_over_features():
-    np.testing.assert_allclose(squared_distance(jnp.array([[1.0, 2.0], [0.0, 0.0]]), jnp.zeros((2, 2))), [2.5, 0.0])
+    np.testing.assert_allclose(
+        squared_distance(jnp.array([[1.0, 2.0], [0.0, 0.0]]), jnp.zeros((2, 2))), [2.5, 0.0]
+    )
 
 
 def client_data(labels, num_train, longest) -> ClientData:
@@ -56,7 +73,14 @@ def client_data(labels, num_train, longest) -> ClientData:
     train = np.zeros(longest, np.int32)
     train[:num_train] = np.arange(num_train)
     count = jnp.int32(num_train)
-    return ClientData(jnp.array(images), jnp.array(labels, jnp.int32), jnp.array(train), count, jnp.array(train), count)
+    return ClientData(
+        jnp.array(images),
+        jnp.array(labels, jnp.int32),
+        jnp.array(train),
+        count,
+        jnp.array(train),
+        count,
+    )
 
 
 def test_class_means_leave_out_padding_and_absent_classes():
@@ -67,7 +91,9 @@ def test_class_means_leave_out_padding_and_absent_classes():
 
 
 def test_class_means_of_an_empty_slot_are_finite():
-    means, counts = class_means(TRAINING, lambda images: images.reshape(-1, 1), client_data([0, 1], 0, 2), 3)
+    means, counts = class_means(
+        TRAINING, lambda images: images.reshape(-1, 1), client_data([0, 1], 0, 2), 3
+    )
     assert not np.any(means) and not np.any(counts)
 
 
@@ -76,10 +102,12 @@ def test_class_means_of_an_empty_slot_are_finite():
     [("samples", 5.0, [3, 0, 2]), ("uniform", 1.0, [1, 0, 1]), ("samples", 0.0, [0, 0, 0])],
 )
 def test_class_weights(aggregation, weight, expected):
-    np.testing.assert_array_equal(class_weights(aggregation, jnp.array([3.0, 0.0, 2.0]), jnp.float32(weight)), expected)
+    np.testing.assert_array_equal(
+        class_weights(aggregation, jnp.array([3.0, 0.0, 2.0]), jnp.float32(weight)), expected
+    )
 
 
-# ---------------------------------------------------------------------------------------------- against PyTorch
+# ---------------------------------------------------------------------------------- against PyTorch
 
 rng = np.random.default_rng(1)
 PRIVATE, SHARED = rng.normal(size=(2, 6, 4)).astype(np.float32) * 2
@@ -94,7 +122,9 @@ def compare(ours, theirs, arrays) -> None:
     value = theirs(torch, torch.tensor(LABELS, dtype=torch.long), *tensors)
     value.backward()
     labels, weights = jnp.array(LABELS), jnp.ones(len(LABELS))
-    got, gradients = jax.value_and_grad(lambda a: ours(labels, weights, *a))([jnp.array(array) for array in arrays])
+    got, gradients = jax.value_and_grad(lambda a: ours(labels, weights, *a))(
+        [jnp.array(array) for array in arrays]
+    )
     np.testing.assert_allclose(got, value.item(), rtol=1e-5)
     for gradient, tensor in zip(gradients, tensors, strict=True):
         np.testing.assert_allclose(gradient, tensor.grad.numpy(), rtol=1e-4, atol=1e-6)
@@ -106,17 +136,27 @@ def torch_kl(torch, target, logits, reduction="batchmean"):
 
 
 @pytest.mark.filterwarnings("ignore:reduction:UserWarning")
-@pytest.mark.parametrize("own", [FML.Settings(), FML.Settings(0.3, 0.9), FML.Settings(0.5, 0.5, "element_mean", False)])
+@pytest.mark.parametrize(
+    "own", [FML.Settings(), FML.Settings(0.3, 0.9), FML.Settings(0.5, 0.5, "element_mean", False)]
+)
 def test_fml_loss_and_gradients_equal_pytorch(own):
     def theirs(torch, labels, private, shared):
         ce = torch.nn.functional.cross_entropy
         reduction = "mean" if own.kl == "element_mean" else "batchmean"
         hold = (lambda t: t.detach()) if own.detach_targets else (lambda t: t)
-        loss_f = own.alpha * ce(private, labels) + (1 - own.alpha) * torch_kl(torch, hold(shared), private, reduction)
-        loss_g = own.beta * ce(shared, labels) + (1 - own.beta) * torch_kl(torch, hold(private), shared, reduction)
+        loss_f = own.alpha * ce(private, labels) + (1 - own.alpha) * torch_kl(
+            torch, hold(shared), private, reduction
+        )
+        loss_g = own.beta * ce(shared, labels) + (1 - own.beta) * torch_kl(
+            torch, hold(private), shared, reduction
+        )
         return loss_f + loss_g
 
-    compare(lambda labels, weights, f, g: mutual_loss(own, f, g, labels, weights), theirs, [PRIVATE, SHARED])
+    compare(
+        lambda labels, weights, f, g: mutual_loss(own, f, g, labels, weights),
+        theirs,
+        [PRIVATE, SHARED],
+    )
 
 
 @pytest.mark.filterwarnings("ignore:reduction:UserWarning")
@@ -137,10 +177,20 @@ def test_fedkd_loss_and_gradients_equal_pytorch(own):
         c = torch.clamp(ce_f + ce_g, min=own.denominator_floor)
         c = c.detach() if own.detach_denominator else c
         loss_f = (
-            ce_f + (torch_kl(torch, hold(shared), private, reduction) + f.mse_loss(features_f, hold(features_g))) / c
+            ce_f
+            + (
+                torch_kl(torch, hold(shared), private, reduction)
+                + f.mse_loss(features_f, hold(features_g))
+            )
+            / c
         )
         loss_g = (
-            ce_g + (torch_kl(torch, hold(private), shared, reduction) + f.mse_loss(hold(features_f), features_g)) / c
+            ce_g
+            + (
+                torch_kl(torch, hold(private), shared, reduction)
+                + f.mse_loss(hold(features_f), features_g)
+            )
+            / c
         )
         return loss_f + loss_g
 
@@ -174,7 +224,9 @@ def test_an_empty_batch_has_no_loss_and_no_gradient():
         lambda f, g: distillation_loss(faithful, (f, f), (g, g), labels, none),
         lambda f, g: ensemble_loss(jnp.float32(0.5), f, g, labels, none),
     ):
-        value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(jnp.array(PRIVATE), jnp.array(SHARED))
+        value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(
+            jnp.array(PRIVATE), jnp.array(SHARED)
+        )
         assert value == 0 and not any(np.any(gradient) for gradient in gradients)
 
 

@@ -1,4 +1,5 @@
-"""FedKD: what coding keeps and what travels; FedAPEN: the adaptability set and the weight learned on it."""
+"""FedKD: what coding keeps and what travels; FedAPEN: the adaptability set and the weight learned
+on it."""
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +50,9 @@ def test_coding_of_biases_kernels_and_nothing_at_all():
 @pytest.mark.parametrize("shape", [(40, 12), (12, 40), (5, 5, 3, 16)])
 def test_coding_equals_a_truncated_svd(shape):
     decay = 0.7 ** jnp.arange(shape[-1], dtype=jnp.float32)
-    leaf = jax.random.normal(jax.random.key(3), shape) * decay.reshape((1,) * (len(shape) - 1) + (-1,))
+    leaf = jax.random.normal(jax.random.key(3), shape) * decay.reshape(
+        (1,) * (len(shape) - 1) + (-1,)
+    )
     matrix = np.asarray(leaf, np.float64).reshape(-1, shape[-1])
     left, values, right = np.linalg.svd(matrix, full_matrices=False)
     rank = 1 + int(np.searchsorted(np.cumsum(values**2) / np.sum(values**2), 0.95))
@@ -77,7 +80,9 @@ def test_the_threshold_rises_to_its_end():
     method = real("fedkd", 10, rounds=10)
     assert isinstance(method, FedKD)
     for number, expected in [(0, 0.953), (4, 0.965), (9, 0.98), (50, 0.98)]:
-        np.testing.assert_allclose(method.energy({"round": jnp.float32(number)}), expected, rtol=1e-6)
+        np.testing.assert_allclose(
+            method.energy({"round": jnp.float32(number)}), expected, rtol=1e-6
+        )
 
 
 def test_a_returning_client_receives_what_it_missed_or_the_whole_model():
@@ -86,7 +91,11 @@ def test_a_returning_client_receives_what_it_missed_or_the_whole_model():
 
     def received(visited, had, sent):
         client = {"visited": jnp.float32(visited), "floats_received": jnp.uint32(had)}
-        return int(method.floats_down(client, {"floats_sent": jnp.uint32(sent), "floats_last": jnp.uint32(5)}))
+        return int(
+            method.floats_down(
+                client, {"floats_sent": jnp.uint32(sent), "floats_last": jnp.uint32(5)}
+            )
+        )
 
     assert received(0, 0, 0) == 670_058
     assert received(1, 1_000, 301_000) == 300_000
@@ -100,10 +109,12 @@ def test_fedkd_counts_what_travels_and_the_server_moves_by_the_coded_mean():
     np.testing.assert_array_equal(info[0]["floats_down"], whole)
     assert info[1]["floats_down"][1] == whole  # a first visit
     assert info[1]["floats_down"][0] <= whole and server["round"] == 2
-    assert all(np.all((numbers["floats_up"] > 0) & (numbers["floats_up"] <= whole)) for numbers in info)
+    assert all(
+        np.all((numbers["floats_up"] > 0) & (numbers["floats_up"] <= whole)) for numbers in info
+    )
 
 
-# ---------------------------------------------------------------------------------------------- FedAPEN
+# ------------------------------------------------------------------------------------------ FedAPEN
 
 
 def numbered_data(num: int, longest: int) -> ClientData:
@@ -125,7 +136,8 @@ def test_the_adaptability_set_is_apart_and_does_not_depend_on_padding(num, apart
 
 
 def learned_weight(private_scores, start: float, learning_rate: float, epochs: int) -> float:
-    """λ after learning on two samples of class 0, where the shared model scores both classes alike."""
+    """λ after learning on two samples of class 0, where the shared model scores both classes
+    alike."""
     own = {"lambda_learning_rate": learning_rate, "lambda_epochs": epochs}
     programs = build(small_config("fedapen", fedapen=own), *small_data())
     method, ((client, *_), server) = programs.method, start_of(programs)
@@ -136,11 +148,14 @@ def learned_weight(private_scores, start: float, learning_rate: float, epochs: i
     images, labels = jnp.zeros((2, 3, 3, 1), jnp.uint8), jnp.zeros(2, jnp.int32)
     rows = jnp.arange(2, dtype=jnp.int32)
     data = ClientData(images, labels, rows, jnp.int32(2), rows, jnp.int32(2))
-    return float(method.learn_weight(jax.random.key(0), programs.architectures[0], client, server, data))
+    return float(
+        method.learn_weight(jax.random.key(0), programs.architectures[0], client, server, data)
+    )
 
 
 def test_one_step_of_the_ensemble_weight_by_hand():
-    # Scores (2λ, 0, 0, 0) for class 0: dCE/dλ = -2 (1 - p), p = e^{2λ} / (e^{2λ} + 3); two epochs of one batch.
+    # Scores (2λ, 0, 0, 0) for class 0: dCE/dλ = -2 (1 - p), p = e^{2λ} / (e^{2λ} + 3); two epochs
+    # of one batch.
     weight = 0.5
     for _ in range(2):
         share = np.exp(2 * weight) / (np.exp(2 * weight) + 3)
@@ -157,14 +172,23 @@ def test_the_ensemble_weight_is_learned_from_the_second_visit_on():
     clients, _, info = play(small_programs("fedapen"), [0, 1], [1, 3], [1])
     assert info[0]["ensemble_weight"].tolist() == [0.5, 0.5]
     assert info[1]["ensemble_weight"][0] != 0.5 and info[1]["ensemble_weight"][1] == 0.5
-    assert clients[1]["ensemble_weight"] == info[2]["ensemble_weight"][0] and clients[0]["ensemble_weight"] == 0.5
+    assert (
+        clients[1]["ensemble_weight"] == info[2]["ensemble_weight"][0]
+        and clients[0]["ensemble_weight"] == 0.5
+    )
 
 
 def test_fedapen_predicts_with_the_ensemble_first():
     programs = small_programs("fedapen")
     clients, server, _ = play(programs, [0, 1])
     client = {**clients[0], "ensemble_weight": jnp.float32(0.25)}
-    scores = programs.method.predict(programs.architectures[0], client, server, jnp.ones((1, 3, 3, 1)))
+    scores = programs.method.predict(
+        programs.architectures[0], client, server, jnp.ones((1, 3, 3, 1))
+    )
     assert list(scores) == ["ensemble", "private", "shared", "equal"]
-    np.testing.assert_allclose(scores["ensemble"], 0.25 * scores["private"] + 0.75 * scores["shared"], rtol=1e-5)
-    np.testing.assert_allclose(scores["equal"], 0.5 * scores["private"] + 0.5 * scores["shared"], rtol=1e-5)
+    np.testing.assert_allclose(
+        scores["ensemble"], 0.25 * scores["private"] + 0.75 * scores["shared"], rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        scores["equal"], 0.5 * scores["private"] + 0.5 * scores["shared"], rtol=1e-5
+    )
