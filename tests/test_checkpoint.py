@@ -302,9 +302,8 @@ def test_no_pickles_and_no_noise(good, capfd):
     assert capfd.readouterr() == ("", "")
     for path in folder.rglob("*"):
         if path.is_file():
-            assert path.suffix not in (".pkl", ".pickle") and not path.read_bytes().startswith(
-                b"\x80"
-            )
+            assert path.suffix not in (".pkl", ".pickle")
+            assert not path.read_bytes().startswith(b"\x80")
 
 
 def test_trees_that_do_not_fit_are_refused():

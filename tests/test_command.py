@@ -67,18 +67,14 @@ def test_rounds_and_summary_have_what_users_read(finished):
         } <= row.keys()
         assert len(set(row["participants"])) == 4
     assert rows[0]["all_clients_accuracy"] is None
-    assert (
-        rows[1]["all_clients_accuracy"] is not None and rows[2]["all_clients_accuracy"] is not None
-    )
+    assert rows[1]["all_clients_accuracy"] is not None
+    assert rows[2]["all_clients_accuracy"] is not None
     assert rows[0]["floats_up"] == 4 * 665_048
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["best_mean_accuracy"] == max(row["mean_accuracy"] for row in rows)
     assert summary["final_all_clients_accuracy"] == rows[2]["all_clients_accuracy"]
-    assert (
-        summary["method"] == "pfedafm"
-        and summary["dataset"] == "synthetic"
-        and summary["rounds"] == 3
-    )
+    assert summary["method"] == "pfedafm" and summary["dataset"] == "synthetic"
+    assert summary["rounds"] == 3
     assert summary["config"]["num_clients"] == 10 and summary["data_source"].startswith("synthetic")
     assert summary["floats_up_per_client"] == 665_048 and summary["diverged_at_round"] is None
     with np.load(folder / "clients.npz") as table:

@@ -90,9 +90,8 @@ def test_every_setting_refuses_what_is_out_of_its_range_and_names_itself(name, s
 def test_an_error_says_what_is_accepted(name, value, accepted):
     with pytest.raises(PfedafmError) as caught:
         with_setting(name, value).check()
-    assert str(caught.value).startswith(f"{name} = {value!r} cannot be used") and accepted in str(
-        caught.value
-    )
+    assert str(caught.value).startswith(f"{name} = {value!r} cannot be used")
+    assert accepted in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -203,14 +202,10 @@ def test_a_class_says_what_its_settings_are():
                 raise ValueError("steps but 0")
 
     found = settings_of(Own)
-    assert (
-        list(found) == ["learning_rate", "strength", "steps", "kind"]
-        and found["strength"].help == "How much."
-    )
-    assert (
-        found["steps"].accepted == "a whole number or none"
-        and found["kind"].accepted == "hard, soft"
-    )
+    assert list(found) == ["learning_rate", "strength", "steps", "kind"]
+    assert found["strength"].help == "How much."
+    assert found["steps"].accepted == "a whole number or none"
+    assert found["kind"].accepted == "hard, soft"
     assert changed(Own(), {"strength": 2, "kind": "soft"}) == Own(2, kind="soft")
     assert [found["steps"].read(word) for word in ("3", "none")] == [3, None]
     with pytest.raises(
@@ -243,9 +238,7 @@ def test_every_named_configuration_and_preset_is_good():
     assert config_names() == ["hetero_cifar10", "hetero_cifar100", "homo_cifar10", "homo_cifar100"]
     for name in config_names():
         config = Config.load(name).check()
-        assert (config.dataset in name) and (
-            len(config.architectures) == (1 if "homo_" in name else 5)
-        )
+        assert config.dataset in name and len(config.architectures) == (1 if "homo_" in name else 5)
     with pytest.raises(
         PfedafmError, match=r"config = 'hetero_cifar' .*did you mean hetero_cifar10.*or a TOML file"
     ):

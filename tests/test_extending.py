@@ -238,10 +238,8 @@ def test_a_plugin_is_known_to_settings_errors_and_help(plugin, capsys):
                    "--plugged.steps", "3", "--plugged.kind", "soft", "--plugged.twice", "--plugged.lr", "0.3")  # fmt: skip
     assert config.architectures == ("narrow", "cnn5") and "plugged" in method_names()
     method = methods.find_method("plugged").of(config, None, None, ())  # type: ignore[arg-type]
-    assert (
-        dataclasses.astuple(method.settings) == (None, 2.0, 3, "soft", True)
-        and method.title == "plugged"
-    )
+    assert dataclasses.astuple(method.settings) == (None, 2.0, 3, "soft", True)
+    assert method.title == "plugged"
     assert config.rate == 0.3 and Config().plugged.rate == 0.5
     with pytest.raises(SystemExit) as ended:
         parse("--plugin", plugin, "--help-all")
@@ -272,9 +270,8 @@ def test_own_settings_that_cannot_be_used_are_named(plugin, words, said):
 def test_own_settings_are_recorded_compared_and_hashable(plugin):
     load_plugin(plugin)
     config = updated(Config(method="plugged"), {"plugged": {"rate": 2}})
-    assert (
-        hash(config) != hash(Config(method="plugged")) and config.as_dict()["plugged"]["rate"] == 2
-    )
+    assert hash(config) != hash(Config(method="plugged"))
+    assert config.as_dict()["plugged"]["rate"] == 2
     assert differences(config.as_dict(), config) == []
     assert differences(Config(method="plugged").as_dict(), config) == ["plugged.rate: 0.5 → 2"]
 
@@ -368,10 +365,8 @@ def test_the_guide_runs_as_it_stands(tmp_path, monkeypatch, capsys):
         if block.startswith("# my_"):
             (tmp_path / block.splitlines()[0][2:]).write_text(block)
         exec(compile(block, "docs/extending.md", "exec"), vars(guide))
-    assert (
-        guide.experiment.records[-1].round == 2
-        and guide.experiment.programs.method.settings.strength == 0.01
-    )
+    assert guide.experiment.records[-1].round == 2
+    assert guide.experiment.programs.method.settings.strength == 0.01
     text = "\n".join(re.findall(r"```bash\n(.*?)```", DOCS, re.DOTALL)).replace("\\\n", "")
     commands = [shlex.split(line) for line in text.splitlines() if line.startswith("python")]
     assert len(commands) == 4

@@ -190,11 +190,8 @@ def test_wandb_stays_one_run_and_gets_each_round_once(tmp_path, monkeypatch):
     for row in ROWS[:3]:
         observer.round(row)
     observer.close()
-    assert (
-        first.logins == 1
-        and [step for step, _ in first.logs] == [1, 2, 3]
-        and first.finished == [1]
-    )
+    assert first.logins == 1 and [step for step, _ in first.logs] == [1, 2, 3]
+    assert first.finished == [1]
     assert first.logs[1][1] == {**scalars(ROWS[1].record), "d": ("histogram", 1)}
     monkeypatch.setitem(sys.modules, "wandb", second := pretended(known=3))
     observer = WeightsAndBiases("project")
@@ -211,9 +208,8 @@ def test_wandb_stays_one_run_and_gets_each_round_once(tmp_path, monkeypatch):
     assert (two["resume"], two["project"]) == ("allow", "project")
     monkeypatch.setitem(sys.modules, "wandb", third := pretended("offline"))
     WeightsAndBiases("project", fresh=True).start(tmp_path, {}, [])
-    assert (
-        third.inits[0]["id"] != one["id"] and third.inits[0]["resume"] is None and third.logins == 0
-    )
+    assert third.inits[0]["id"] != one["id"] and third.inits[0]["resume"] is None
+    assert third.logins == 0
 
 
 def test_wandb_that_cannot_be_used_is_told_before_any_work(monkeypatch):

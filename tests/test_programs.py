@@ -95,9 +95,8 @@ def test_splits_of_other_seeds_share_the_programs():
             sizes = [len(rows) for rows in split(config, dataset).train]
             training = LocalTraining.of(config, dataset.mean, dataset.std, sizes)
             found.add((training.batch_size, training.rest_size, table_width(sizes)))
-            assert training.batch_size >= min(config.batch_size, max(sizes)) and table_width(
-                sizes
-            ) >= max(sizes)
+            assert training.batch_size >= min(config.batch_size, max(sizes))
+            assert table_width(sizes) >= max(sizes)
         assert len(found) == 1, found
 
 

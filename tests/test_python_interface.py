@@ -131,10 +131,8 @@ def test_a_notebook_gets_a_bar_that_is_written_anew(monkeypatch):
         for number in (1, 2):
             bar.show(replace(record(number), loss=1.25))
     assert [data["text/plain"].split("  ")[0] for data in shown] == ["", "round 1/2", "round 2/2"]
-    assert (
-        'value="2" max="2"' in shown[-1]["text/html"]
-        and "acc 50.0 best 50.0 loss 1.250" in shown[-1]["text/html"]
-    )
+    assert 'value="2" max="2"' in shown[-1]["text/html"]
+    assert "acc 50.0 best 50.0 loss 1.250" in shown[-1]["text/html"]
 
 
 def test_the_table_by_round_has_numbers_only(in_memory):
@@ -156,10 +154,8 @@ def test_the_table_by_round_has_numbers_only(in_memory):
 def test_the_table_by_client_says_who_it_is_and_how_it_did(in_memory, partition, dataset):
     table = in_memory.per_client()
     assert len(table) == 6 and table["architecture"].tolist() == ["small_a", "small_b"] * 3
-    assert (
-        table["num_train"].tolist() == [21, 16, 29, 5, 19, 24]
-        and table["num_test"].tolist()[4] == 70
-    )
+    assert table["num_train"].tolist() == [21, 16, 29, 5, 19, 24]
+    assert table["num_test"].tolist()[4] == 70
     held = np.concatenate([partition.train[3], partition.test[3]])
     assert table["num_classes"][3] == len(set(dataset.labels[held].tolist()))
     drawn = [record.participants for record in in_memory.records]
@@ -189,11 +185,8 @@ def test_tables_before_the_first_round(settings, dataset, partition):
 def test_what_a_folder_gives_is_what_the_call_gave(in_folder, in_memory):
     experiment, folder = in_folder
     read, live = read_run(folder), experiment.result()
-    assert read.records == live.records and read.predictions == live.predictions == [
-        "mixed",
-        "small",
-        "large",
-    ]
+    assert read.records == live.records
+    assert read.predictions == live.predictions == ["mixed", "small", "large"]
     assert read.clients.keys() == live.clients.keys()
     for name, array in live.clients.items():
         np.testing.assert_array_equal(read.clients[name], array)
@@ -224,10 +217,8 @@ def test_a_picture_that_cannot_be_drawn_costs_a_line_and_not_the_run(
     short = replace(settings, rounds=1, architectures=("small_b",), method="standalone")
     assert run(short, dataset, partition, run_dir=tmp_path / "run", progress=False).round == 1
     said = capsys.readouterr().err
-    assert (
-        "accuracy.png could not be drawn (RuntimeError: no such font)" in said
-        and "Traceback" not in said
-    )
+    assert "accuracy.png could not be drawn (RuntimeError: no such font)" in said
+    assert "Traceback" not in said
     assert read_run(tmp_path / "run").finished
 
 
@@ -276,9 +267,8 @@ def test_a_comparison_is_the_same_in_memory_and_in_a_folder(
         ("standalone", 5),
         ("standalone", 6),
     ]
-    assert [run.records for run in kept] == [run.records for run in again] and table(kept).equals(
-        table(again)
-    )
+    assert [run.records for run in kept] == [run.records for run in again]
+    assert table(kept).equals(table(again))
     assert replace(live[0].records[0], seconds=0) == replace(kept[0].records[0], seconds=0)
     rows = json.loads((tmp_path / "compare.json").read_text())
     assert [(row["method"], row["seed"]) for row in rows] == [("standalone", 5), ("standalone", 6)]

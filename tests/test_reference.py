@@ -82,9 +82,8 @@ def test_engine_equals_algorithm_1(config, dataset, partition, name):
     draws = [None] * 3 if name == "paper" else [[2, 0, 3], [3, 1, 0]]
     (one, ours), (two, theirs) = play(engine, programs, draws), play(algorithm1, programs, draws)
     for here, there in zip(ours, theirs, strict=True):
-        assert set(here.info) == set(there.info) and np.all(
-            here.info["finite"] & there.info["finite"]
-        )
+        assert set(here.info) == set(there.info)
+        assert np.all(here.info["finite"] & there.info["finite"])
         chex.assert_trees_all_close(here.info, there.info, rtol=2e-4, atol=2e-5)
     chex.assert_trees_all_close(
         jax.device_get(one.server), jax.device_get(two.server), rtol=2e-3, atol=2e-5

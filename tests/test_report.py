@@ -97,9 +97,8 @@ def test_a_page_needs_nothing_else_and_is_the_same_again(tmp_path):
         for _ in range(2)
     ]
     found = Page(text[0])
-    assert text[0] == text[1] and not any(
-        found.all(tag) for tag in ("script", "link", "iframe", "object")
-    )
+    assert text[0] == text[1]
+    assert not any(found.all(tag) for tag in ("script", "link", "iframe", "object"))
     assert "http" not in re.sub(r"base64,[\w+/=]+", "", text[0]).replace("http-equiv", "")
     content = [base64.b64decode(image["src"].split(";base64,")[1]) for image in found.all("img")]
     assert all(one.startswith(b"\x89PNG") for one in content) and content[-1] == picture
@@ -121,9 +120,8 @@ def test_several_runs_are_compared_first():
     assert found.text.index("Where their settings differ") < found.text.index(
         "1 · pfedafm-seed5: pFedAFM on synthetic"
     )
-    assert (
-        "2 of 4" in found.text and "This run is unfinished: 2 of 4 rounds are there" in found.text
-    )
+    assert "2 of 4" in found.text
+    assert "This run is unfinished: 2 of 4 rounds are there" in found.text
     differ = found.text[
         found.text.index("Where their settings differ") : found.text.index("Over seeds")
     ]
@@ -135,11 +133,8 @@ def test_several_runs_are_compared_first():
 
 def test_an_unfinished_run_without_a_round_has_its_settings():
     found = Page(page([run_by_hand([], finished=False, **SETTINGS)]))
-    assert (
-        "0 of 4 rounds are there" in found.text
-        and "momentum" in found.text
-        and not found.all("img")
-    )
+    assert "0 of 4 rounds are there" in found.text and "momentum" in found.text
+    assert not found.all("img")
 
 
 def test_a_picture_that_cannot_be_drawn_costs_a_line(monkeypatch):

@@ -73,17 +73,11 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path):
     ]
     memory = run_by_hand(rounds, last_accuracies=np.full(100, 0.75))
     run = run_by_hand(rounds, tmp_path / "run", last_accuracies=np.full(100, 0.75))
-    assert (
-        run.finished
-        and run.records == rounds
-        and run.summary == replace(memory.summary, config=run.config)
-    )
+    assert run.finished and run.records == rounds
+    assert run.summary == replace(memory.summary, config=run.config)
     assert run.config == json.loads(json.dumps(memory.config)) and run.title == "pFedAFM"
-    assert (
-        run.predictions[0] == "mixed"
-        and run.partition is not None
-        and run.partition.num_clients == 100
-    )
+    assert run.predictions[0] == "mixed" and run.partition is not None
+    assert run.partition.num_clients == 100
     assert run.clients.keys() == memory.clients.keys()
     frame = run.per_round()
     assert frame.shape == (2, 11) and frame["mean_accuracy"].tolist() == [0.25, 0.5]
@@ -165,9 +159,8 @@ def test_a_folder_stands_for_the_runs_in_it_and_groups_for_their_runs(folder):
     with pytest.raises(PfedafmError, match=r"group = 'metod' cannot be used.*did you mean method"):
         grouped(runs, ["metod"])
     frame = table(runs)
-    assert frame.index.tolist()[0] == "FD, seed 0" and frame["best_mean_accuracy"].tolist()[
-        :2
-    ] == pytest.approx([0.6, 0.61])
+    assert frame.index.tolist()[0] == "FD, seed 0"
+    assert frame["best_mean_accuracy"].tolist()[:2] == pytest.approx([0.6, 0.61])
     assert frame["seed"].tolist() == [0, 1] * 3 and frame["finished"].all()
 
 
@@ -178,10 +171,8 @@ def test_rows_are_mean_and_deviation_over_seeds():
         run_by_hand([record(1, 0.5), record(2, 0.4, not_finite=1)], method="fd"),
     ]
     frame = over_seeds(runs)
-    assert frame.index.tolist() == ["Standalone", "FD"] and frame["runs", "count"].tolist() == [
-        2,
-        1,
-    ]
+    assert frame.index.tolist() == ["Standalone", "FD"]
+    assert frame["runs", "count"].tolist() == [2, 1]
     assert frame.loc["Standalone", ("best_mean_accuracy", "mean")] == pytest.approx(0.85)
     assert frame.loc["Standalone", ("best_mean_accuracy", "deviation")] == pytest.approx(
         np.sqrt(0.005)
@@ -189,10 +180,8 @@ def test_rows_are_mean_and_deviation_over_seeds():
     assert np.isnan(frame.loc["FD", ("best_mean_accuracy", "deviation")])
     assert frame["diverged", "round"].tolist()[1] == 2
     text = markdown(["method", "best", "last ten"], [row[:3] for row in cells(frame)])
-    assert (
-        "| Standalone | 85.00 ± 7.07 |" in text
-        and "| FD (diverged at round 2) | 50.00 | 45.00 |" in text
-    )
+    assert "| Standalone | 85.00 ± 7.07 |" in text
+    assert "| FD (diverged at round 2) | 50.00 | 45.00 |" in text
 
 
 # ------------------------------------------------------------------------------------------- damage

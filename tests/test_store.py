@@ -150,8 +150,7 @@ def test_ten_thousand_clients_take_room_only_for_those_that_were_drawn(tmp_path)
     state = store.read(3, drawn)
     store.write(3, drawn, {"weights": state["weights"] + 1})
     assert store.nbytes == clients * 2**20 and store.on_disk
-    assert np.all(store.read(3, [4_998])["weights"] == 4) and np.all(
-        store.read(3, [4_993])["weights"] == 3
-    )
+    assert np.all(store.read(3, [4_998])["weights"] == 4)
+    assert np.all(store.read(3, [4_993])["weights"] == 3)
     assert np.flatnonzero(store.visited).tolist() == drawn.tolist()
     assert resident() - before < 100 * 2**20

@@ -97,10 +97,8 @@ def test_validation_data_take_the_place_of_test_data_which_are_in_no_part():
     whole, found = split(config, dataset), grid.validation_split(config, dataset)
     assert isinstance(found, Partition)
     for client in range(10):
-        assert (
-            np.array_equal(found.test[client], whole.validation[client])
-            and len(found.test[client]) > 0
-        )
+        assert np.array_equal(found.test[client], whole.validation[client])
+        assert len(found.test[client]) > 0
         seen = np.concatenate([found.train[client], found.test[client], found.validation[client]])
         assert not np.isin(seen, np.concatenate(whole.test)).any()
 
@@ -116,10 +114,8 @@ def test_the_best_mean_over_seeds_is_chosen_and_a_diverged_setting_never():
         grid.ranked([a, score({"learning_rate": 0.3}, 0.7, 0.7)])[0] is a
     )  # equal: the grid's own order
     _, rows = grid.rows([a, b, c])
-    assert (
-        rows[0] == ["1", "0.2", "75.00 ± 0.00", "50.00", "3", "2.0"]
-        and "diverged at round 2" in rows[2][2]
-    )
+    assert rows[0] == ["1", "0.2", "75.00 ± 0.00", "50.00", "3", "2.0"]
+    assert "diverged at round 2" in rows[2][2]
 
 
 def test_influence_is_how_far_the_values_of_a_setting_are_apart_over_the_others():
@@ -156,10 +152,8 @@ def test_the_command_chooses_goes_on_and_leaves_a_configuration(tmp_path, capsys
     rounds = (folder / "learning_rate=0.1" / "seed0" / "rounds.jsonl").read_text().splitlines()
     assert content[0]["accuracy"] == json.loads(rounds[3])["all_clients_accuracy"]
     with np.load(folder / "learning_rate=0.1" / "seed0" / "partition.npz") as parts:
-        assert (
-            parts["validation_sizes"].sum() == 0
-            and len(parts["train"]) + len(parts["test"]) < 240 * 0.85
-        )
+        assert parts["validation_sizes"].sum() == 0
+        assert len(parts["train"]) + len(parts["test"]) < 240 * 0.85
     best = Config.load(folder / "best.toml")
     assert (best.learning_rate, best.method, best.validation_fraction, best.rounds) == (
         0.1,
@@ -167,9 +161,8 @@ def test_the_command_chooses_goes_on_and_leaves_a_configuration(tmp_path, capsys
         0.0,
         4,
     )
-    assert (folder / "sweep.png").stat().st_size > 5000 and "| 1 | 0.1 |" in (
-        folder / "sweep.md"
-    ).read_text()
+    assert (folder / "sweep.png").stat().st_size > 5000
+    assert "| 1 | 0.1 |" in (folder / "sweep.md").read_text()
     capsys.readouterr()
     assert sweep(*arguments) == 0
     again = capsys.readouterr().out

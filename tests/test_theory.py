@@ -141,9 +141,8 @@ def test_a_study_is_measured_drawn_and_told(config, tmp_path):
     lines: list[str] = []
     result = theory.study(settings, log=lines.append)
     assert any("round 3/3" in line for line in lines)
-    assert len(result["T"]) == len(result["average"]) == 3 and all(
-        len(row["visits"]) == 3 for row in result["rounds"]
-    )
+    assert len(result["T"]) == len(result["average"]) == 3
+    assert all(len(row["visits"]) == 3 for row in result["rounds"])
     ratios = [
         v
         for row in result["rounds"]

@@ -20,77 +20,52 @@ from pfedafm_jax.data.cifar import CIFAR10, CIFAR100, Arrays, Cifar, sums_of
 
 
 class Tiny:
-    """A dataset of 20 training and 4 test images with the sums to go with it, and writers for every
-    form."""
+    """20 training and 4 test images with the sums to go with them, and writers for every form."""
 
     def __init__(self, official: Cifar):
-        rng = np.random.default_rng(official.num_classes)
-        draw = partial(rng.integers, dtype=np.uint8)
-        self.arrays = Arrays(
-            draw(256, size=(20, 32, 32, 3)),
-            draw(official.num_classes, size=20),
-            draw(256, size=(4, 32, 32, 3)),
-            draw(official.num_classes, size=4),
-        )
+        classes = official.num_classes
+        draw = partial(np.random.default_rng(classes).integers, dtype=np.uint8)
+        train = draw(256, size=(20, 32, 32, 3)), draw(classes, size=20)
+        self.arrays = Arrays(*train, draw(256, size=(4, 32, 32, 3)), draw(classes, size=4))
         self.cifar = replace(official, sums=sums_of(self.arrays))
 
-    def _batches(self, names: tuple[str, ...], images: np.ndarray, labels: np.ndarray):
-        planes = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
-        return zip(
-            names,
-            np.array_split(planes, len(names)),
-            np.array_split(labels, len(names)),
-            strict=True,
-        )
-
-    def python_files(self) -> dict[str, bytes]:
-        archive = self.cifar.python
+    def files(self, form: str) -> dict[str, bytes]:
+        """The official files by name; `form` is "python" or "binary"."""
+        archive, found = getattr(self.cifar, form), {}
         train, test = self.arrays[:2], self.arrays[2:]
-        batches = [
-            *self._batches(archive.train_files, *train),
-            *self._batches(archive.test_files, *test),
-        ]
-        return {
-            name: python_2_pickle(planes, labels, self.cifar.label_key)
-            for name, planes, labels in batches
-        }
-
-    def binary_files(self) -> dict[str, bytes]:
-        archive = self.cifar.binary
-        train, test = self.arrays[:2], self.arrays[2:]
-        files = {}
-        for name, planes, labels in [
-            *self._batches(archive.train_files, *train),
-            *self._batches(archive.test_files, *test),
-        ]:
-            coarse = np.full((len(labels), self.cifar.label_bytes - 1), 7, np.uint8)
-            files[name] = np.concatenate([coarse, labels[:, None], planes], axis=1).tobytes()
-        return files
+        for names, images, labels in ((archive.train_files, *train), (archive.test_files, *test)):
+            planes = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
+            batches = np.array_split(np.arange(len(images)), len(names))
+            for name, rows in zip(names, batches, strict=True):
+                if form == "python":
+                    found[name] = python_2_pickle(planes[rows], labels[rows], self.cifar.label_key)
+                else:
+                    coarse = np.full((len(rows), self.cifar.label_bytes - 1), 7, np.uint8)
+                    columns = coarse, labels[rows, None], planes[rows]
+                    found[name] = np.concatenate(columns, axis=1).tobytes()
+        return found
 
     def write_folder(self, parent: Path, form: str) -> Path:
         folder = parent / getattr(self.cifar, form).folder
         folder.mkdir(parents=True)
-        for name, content in getattr(self, f"{form}_files")().items():
+        for name, content in self.files(form).items():
             (folder / name).write_bytes(content)
         return folder
 
     def write_archive(self, parent: Path, form: str, extra: dict[str, bytes] | None = None) -> Path:
         archive = getattr(self.cifar, form)
-        content = {
-            f"{archive.folder}/{name}": data
-            for name, data in getattr(self, f"{form}_files")().items()
-        }
+        content = {f"{archive.folder}/{name}": data for name, data in self.files(form).items()}
         return write_tar(parent / archive.file, {**(extra or {}), **content})
 
     def write_npm_package(self, path: Path) -> Path:
-        content = {}
-        for number, batch in enumerate(np.split(self.arrays.train_images, 5), 1):
-            content[f"package/data_batch_{number}.png"] = _sheet(batch)
+        batches = enumerate(np.split(self.arrays.train_images, 5), 1)
+        content = {f"package/data_batch_{number}.png": _sheet(batch) for number, batch in batches}
         content["package/test_batch.png"] = _sheet(self.arrays.test_images)
-        content["package/train_lables.json"] = json.dumps(
-            self.arrays.train_labels.tolist()
-        ).encode()
-        content["package/test_lables.json"] = json.dumps(self.arrays.test_labels.tolist()).encode()
+        for part, labels in (
+            ("train", self.arrays.train_labels),
+            ("test", self.arrays.test_labels),
+        ):
+            content[f"package/{part}_lables.json"] = json.dumps(labels.tolist()).encode()
         return write_tar(path, content)
 
 
@@ -99,9 +74,8 @@ def python_2_pickle(planes: np.ndarray, labels: np.ndarray, label_key: bytes) ->
     bytes objects."""
 
     def text(raw: bytes) -> bytes:
-        return (
-            b"U" + bytes([len(raw)]) if len(raw) < 256 else b"T" + struct.pack("<i", len(raw))
-        ) + raw
+        short = len(raw) < 256
+        return (b"U" + bytes([len(raw)]) if short else b"T" + struct.pack("<i", len(raw))) + raw
 
     head = b"\x80\x02}q\x01(" + text(b"batch_label") + text(b"x") + text(label_key) + b"]q\x02("
     body = b"".join(b"K" + bytes([label]) for label in labels) + b"e" + text(b"data")
@@ -153,24 +127,6 @@ def isolated(monkeypatch, tmp_path_factory):
 
 
 @pytest.fixture
-def serve(tmp_path_factory):
-    """A local web server: (folder it serves, its address)."""
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, format, *args):
-            pass
-
-    folder = tmp_path_factory.mktemp("www")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield folder, f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-@pytest.fixture
 def stock_url(monkeypatch):
     """Make the stock TFDS builders believe that their archive is at another address."""
 
@@ -179,25 +135,10 @@ def stock_url(monkeypatch):
 
         cls = {"cifar10": stock.Cifar10, "cifar100": stock.Cifar100}[cifar.name]
         original = cls._cifar_info.fget
-        monkeypatch.setattr(
-            cls, "_cifar_info", property(lambda self: original(self)._replace(url=url))
-        )
+        replaced = property(lambda self: original(self)._replace(url=url))
+        monkeypatch.setattr(cls, "_cifar_info", replaced)
 
     return point
-
-
-@pytest.fixture
-def tfds_folder(tiny, serve, stock_url, tmp_path) -> Path:
-    """A TFDS folder with tiny CIFAR prepared in it, through the download path."""
-    folder, address = serve
-    names = {
-        f"{tiny.cifar.binary.folder}/{file}": "\n".join(map(str, range(num))).encode()
-        for file, num in _CLASS_NAMES[tiny.cifar.name].items()
-    }
-    tiny.write_archive(folder, "binary", names)
-    stock_url(tiny.cifar, f"{address}/{tiny.cifar.binary.file}")
-    tfds.download_cifar(tiny.cifar, tmp_path / "tfds")
-    return tmp_path / "tfds"
 
 
 _CLASS_NAMES = {
@@ -206,24 +147,41 @@ _CLASS_NAMES = {
 }
 
 
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format, *args):
+        pass
+
+
 @pytest.fixture
-def as_tfrecord():
-    """Rewrite a prepared array_record folder as the tfrecord folder that TFDS with TensorFlow would
-    have made."""
+def tfds_folder(tiny, stock_url, tmp_path, tmp_path_factory):
+    """A TFDS folder with tiny CIFAR prepared in it, downloaded from a local web server."""
+    folder, archive = tmp_path_factory.mktemp("www"), tiny.cifar.binary
+    names = {
+        f"{archive.folder}/{file}": "\n".join(map(str, range(num))).encode()
+        for file, num in _CLASS_NAMES[tiny.cifar.name].items()
+    }
+    tiny.write_archive(folder, "binary", names)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    stock_url(tiny.cifar, f"http://127.0.0.1:{server.server_address[1]}/{archive.file}")
+    tfds.download_cifar(tiny.cifar, tmp_path / "tfds")
+    yield tmp_path / "tfds"
+    server.shutdown()
+    server.server_close()
+    thread.join()
 
-    def convert(version: Path) -> None:
-        from array_record.python.array_record_module import ArrayRecordReader
 
-        for path in sorted(version.glob("*.array_record-*")):
-            reader = ArrayRecordReader(str(path))
-            records = reader.read_all()
-            reader.close()
-            frames = [struct.pack("<Q", len(r)) + b"crc1" + r + b"crc2" for r in records]
-            path.with_name(path.name.replace("array_record", "tfrecord")).write_bytes(
-                b"".join(frames)
-            )
-            path.unlink()
-        info = version / "dataset_info.json"
-        info.write_text(info.read_text().replace("array_record", "tfrecord"))
+def as_tfrecord(version: Path) -> None:
+    """Rewrites a prepared array_record folder as TFDS with TensorFlow would have made it."""
+    from array_record.python.array_record_module import ArrayRecordReader
 
-    return convert
+    for path in sorted(version.glob("*.array_record-*")):
+        reader = ArrayRecordReader(str(path))
+        frames = [struct.pack("<Q", len(r)) + b"crc1" + r + b"crc2" for r in reader.read_all()]
+        reader.close()
+        renamed = path.with_name(path.name.replace("array_record", "tfrecord"))
+        renamed.write_bytes(b"".join(frames))
+        path.unlink()
+    info = version / "dataset_info.json"
+    info.write_text(info.read_text().replace("array_record", "tfrecord"))

@@ -98,18 +98,13 @@ def test_erased_rectangles_have_the_documented_frequency_area_and_aspect():
     )
     erased = tall > 0
     assert abs(erased.mean() - 0.5) < 0.03
-    assert (
-        (top >= 0).all()
-        and (left >= 0).all()
-        and (top + tall <= 32).all()
-        and (left + wide <= 32).all()
-    )
+    assert (top >= 0).all() and (left >= 0).all() and (top + tall <= 32).all()
+    assert (left + wide <= 32).all()
     area, aspect = (tall * wide)[erased] / 1024, (tall / wide)[erased]
     # Rounding to whole pixels moves the ends a little.
     assert 0.03 < area.min() < 0.05 and 0.19 < area.max() < 0.22 and abs(area.mean() - 0.12) < 0.005
-    assert (
-        0.43 < aspect.min() < 0.6 and 1.7 < aspect.max() < 2.3 and abs(np.log(aspect).mean()) < 0.05
-    )
+    assert 0.43 < aspect.min() < 0.6 and 1.7 < aspect.max() < 2.3
+    assert abs(np.log(aspect).mean()) < 0.05
 
 
 def test_every_crop_and_mirror_occurs():

@@ -52,11 +52,8 @@ def test_a_folder_with_train_and_test(tmp_path):
             for number in range(num):
                 picture(tmp_path / part / name / f"{number}.bmp", grey=True)
     found = load_dataset(f"folder:{tmp_path}")
-    assert (
-        found.images.shape == (6, 6, 8, 1)
-        and found.num_train == 4
-        and found.labels.tolist() == [0, 0, 1, 1, 0, 1]
-    )
+    assert found.images.shape == (6, 6, 8, 1) and found.num_train == 4
+    assert found.labels.tolist() == [0, 0, 1, 1, 0, 1]
     assert "4 training and 2 test images of 2 classes (extra not used)" in found.source
 
 
@@ -117,9 +114,8 @@ def test_arrays_in_a_file_under_three_sets_of_names(tmp_path):
     path = tmp_path / "digits.npz"
     np.savez(path, images=images, labels=labels)
     found = load_dataset(f"npz:{path}")
-    assert (
-        found.images.shape == (60, 28, 28, 1) and found.num_train == 60 and found.num_classes == 3
-    )
+    assert found.images.shape == (60, 28, 28, 1) and found.num_train == 60
+    assert found.num_classes == 3
     for names in (
         ("train_images", "train_labels", "test_images", "test_labels"),
         ("x_train", "y_train", "x_test", "y_test"),
@@ -240,9 +236,8 @@ def test_own_arrays_grey_of_any_size():
     train = np.zeros((4, 5, 7), np.uint8)
     train[:2] = 255
     dataset = dataset_from_arrays("mine", train, np.array([0, 1, 2, 0]), train[:1], np.array([1]))
-    assert (
-        dataset.images.shape == (5, 5, 7, 1) and dataset.num_train == 4 and dataset.num_classes == 3
-    )
+    assert dataset.images.shape == (5, 5, 7, 1) and dataset.num_train == 4
+    assert dataset.num_classes == 3
     assert dataset.mean == (0.5,) and dataset.std == (0.5,)
     assert not dataset.images.flags.writeable
     other = dataset_from_arrays("mine", train, np.array([0, 1, 2, 1]), train[:1], np.array([1]))

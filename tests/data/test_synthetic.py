@@ -11,9 +11,8 @@ from pfedafm_jax.errors import PfedafmError
 def test_shapes_and_five_sixths_to_one_sixth():
     dataset = load_dataset("synthetic")
     assert dataset.images.shape == (6000, 32, 32, 3) and dataset.images.dtype == np.uint8
-    assert (
-        dataset.num_train == 5000 and dataset.num_classes == 10 and dataset.labels.dtype == np.int32
-    )
+    assert dataset.num_train == 5000 and dataset.num_classes == 10
+    assert dataset.labels.dtype == np.int32
     assert "synthetic" in dataset.source and "seed 0" in dataset.source
     pixels = dataset.images[:5000] / 255
     np.testing.assert_allclose(dataset.mean, pixels.mean(axis=(0, 1, 2)), atol=1e-9)

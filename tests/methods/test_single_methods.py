@@ -18,9 +18,8 @@ def test_lg_fedavg_starts_from_the_received_header_and_evaluates_both():
     clients, server, _ = play(programs, [0, 1])
     method, architecture = programs.method, programs.architectures[0]
     scores = method.predict(architecture, clients[0], server, jnp.ones((1, 3, 3, 1)))
-    assert list(scores) == ["own", "aggregated"] and not np.allclose(
-        scores["own"], scores["aggregated"]
-    )
+    assert list(scores) == ["own", "aggregated"]
+    assert not np.allclose(scores["own"], scores["aggregated"])
     swapped = method.predict(
         architecture, {**clients[0], "header": server["header"]}, server, jnp.ones((1, 3, 3, 1))
     )
