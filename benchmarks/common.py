@@ -52,7 +52,8 @@ class Work:
             "config": self.config.as_dict(),
             "dataset": {
                 name: getattr(self.dataset, name)
-                for name in ("name", "num_train", "num_classes", "mean", "std", "source", "digest")
+                for name in Dataset.__dataclass_fields__
+                if name not in ("images", "labels")
             },
         }
         (folder / "work.json").write_text(json.dumps(about))
@@ -68,7 +69,7 @@ class Work:
         dataset = Dataset(
             images=np.load(folder / "images.npy", mmap_mode="r"),
             labels=np.load(folder / "labels.npy"),
-            **{**own, "mean": tuple(own["mean"]), "std": tuple(own["std"])},
+            **{n: tuple(v) if isinstance(v, list) else v for n, v in own.items()},
         )
         return cls(
             updated(Config(), about["config"]), dataset, Partition.load(folder / "partition.npz")

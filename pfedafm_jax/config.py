@@ -85,6 +85,8 @@ class Clients:
 
     num_clients: Count = 100
     """Number of clients, the paper's N."""
+    held_out_clients: Annotated[int, Ge(0), Le(1_000_000)] = 0
+    """So many more clients get a share of the data and never take part: newcomers, for later."""
     participation: Annotated[float, Gt(0), Le(1)] = 0.1
     """Share of clients drawn each round, the paper's C."""
     architectures: tuple[str, ...] = ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5")

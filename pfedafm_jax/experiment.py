@@ -34,11 +34,20 @@ def load_data(
 
 def split(config: Config, dataset: Dataset) -> Partition:
     """The clients' shares of a dataset; raises `PfedafmError` where it is too small for them."""
+    return _shares(config, dataset).of(slice(config.num_clients))
+
+
+def held_out(config: Config, dataset: Dataset) -> Partition:
+    """The shares of the clients that never take part, `held_out_clients` of them."""
+    return _shares(config, dataset).of(slice(config.num_clients, None))
+
+
+def _shares(config: Config, dataset: Dataset) -> Partition:
     config.check(dataset)
     return make_partition(
         dataset.labels,
         dataset.num_train,
-        config.num_clients,
+        config.num_clients + config.held_out_clients,
         kind=config.partition,
         classes_per_client=config.classes_per_client,
         gamma=config.gamma,
@@ -214,7 +223,14 @@ class Experiment:
             "versions": versions(),
             "devices": str(self.programs.devices),
             "kernels": str(self.kernels),
-            "data": {"source": self.dataset.source, "digest": self.dataset.digest},
+            "data": {
+                "source": self.dataset.source,
+                "digest": self.dataset.digest,
+                "image_shape": self.dataset.image_shape,
+                "classes": self.dataset.class_names,
+                "mean": self.programs.method.training.mean,
+                "std": self.programs.method.training.std,
+            },
             "predictions": self.predictions,
             "architectures": [one.name for one in self.programs.architectures],
         }

@@ -73,6 +73,7 @@ class Cifar:
     label_key: bytes  # of the labels in the official pickles
     label_bytes: int  # in front of an image in the binary files; the last one is the label
     sums: tuple[str, str, str, str]
+    class_names: tuple[str, ...]
 
 
 def _archive(classes: int, form: str, num_bytes: int, sha256: str) -> Archive:
@@ -85,6 +86,17 @@ def _archive(classes: int, form: str, num_bytes: int, sha256: str) -> Archive:
     return Archive(file, num_bytes, sha256, folder, tuple(name + end for name in train), (test,))
 
 
+CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
+CIFAR100_CLASSES = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
+camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup
+dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower
+leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid
+otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray
+road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
+wardrobe whale willow_tree wolf woman worm
+"""
 CIFAR10 = Cifar(
     name="cifar10",
     num_classes=10,
@@ -102,6 +114,7 @@ CIFAR10 = Cifar(
         "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
         "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
     ),
+    class_names=tuple(CIFAR10_CLASSES.split()),
 )
 CIFAR100 = Cifar(
     name="cifar100",
@@ -120,6 +133,7 @@ CIFAR100 = Cifar(
         "4cb8e5d9309da489bf6b19cc10cd96c3ae6f8daf225380b605aaee4c0d6aee19",
         "4dad7d09c7c97d33f6cb928d705cf4196221316fd6e31bdd978a08ed9103ee0b",
     ),
+    class_names=tuple(CIFAR100_CLASSES.split()),
 )
 CIFARS = {"cifar10": CIFAR10, "cifar100": CIFAR100}
 

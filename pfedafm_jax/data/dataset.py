@@ -3,7 +3,7 @@
 import hashlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,7 @@ class Dataset:
     std: tuple[float, ...]
     source: str  # one line for people: where it came from
     digest: str  # sha256 (hexadecimal) that changes with any image, label or order
+    class_names: tuple[str, ...]  # numbers where nobody gave them names
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -102,7 +103,7 @@ def load_dataset(
     arrays, source = obtain(cifar, where, cache, offline=offline, log=log)
     mean, std = NORMALISATION[name]
     # `obtain` has checked the arrays against these sums: hashing 184 MB once is enough.
-    return _assemble(name, arrays, cifar.num_classes, mean, std, source, cifar.sums)
+    return _assemble(name, arrays, cifar.class_names, mean, std, source, cifar.sums)
 
 
 def check_name(name: str) -> None:
@@ -116,7 +117,11 @@ def check_name(name: str) -> None:
 def _own(name: str, found: Found) -> Dataset:
     """Arrays read from a file or a folder, which must have two or more classes, as a dataset."""
     dataset = dataset_from_arrays(
-        name, *found.arrays, num_classes=found.num_classes, source=found.source
+        name,
+        *found.arrays,
+        num_classes=found.num_classes,
+        class_names=found.class_names,
+        source=found.source,
     )
     if dataset.num_classes < 2:
         raise PfedafmError(f"dataset {name!r} has one class only; two or more are needed")
@@ -131,6 +136,7 @@ def dataset_from_arrays(
     test_labels: np.ndarray,
     *,
     num_classes: int | None = None,
+    class_names: Sequence[str] = (),
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
     source: str = "arrays given by the caller",
@@ -139,8 +145,8 @@ def dataset_from_arrays(
     labels [num] from 0 on.
 
     Grey images may come without a channel axis. `num_classes` defaults to the largest label plus
-    one, and then every class must have an image; `mean` and `std` default to those of the training
-    images.
+    one, and then every class must have an image; `class_names` to their numbers; `mean` and `std`
+    to those of the training images.
 
     >>> images, labels = np.zeros((6, 8, 8), np.uint8), np.array([0, 1, 2, 0, 1, 2])
     >>> dataset = dataset_from_arrays("mine", images[:4], labels[:4], images[4:], labels[4:])
@@ -175,10 +181,13 @@ def dataset_from_arrays(
         problem = (
             f"mean {mean} and std {std} must have one number per channel ({shape[-1]}), std above 0"
         )
+    classes = largest + 1 if num_classes is None else num_classes
+    if not problem and class_names and len(class_names) != classes:
+        problem = f"{len(class_names)} class_names for {classes} classes"
     if problem:
         raise PfedafmError(f"dataset {name!r}: {problem}")
-    classes = largest + 1 if num_classes is None else num_classes
-    return _assemble(name, arrays, classes, mean, std, source, (*sums_of(arrays), *given))
+    names = tuple(class_names) or tuple(map(str, range(classes)))
+    return _assemble(name, arrays, names, mean, std, source, (*sums_of(arrays), *given))
 
 
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -225,7 +234,7 @@ def _checked(
 def _assemble(
     name: str,
     arrays: Arrays,
-    num_classes: int,
+    class_names: tuple[str, ...],
     mean: tuple[float, ...],
     std: tuple[float, ...],
     source: str,
@@ -241,4 +250,5 @@ def _assemble(
     num_train = len(arrays.train_images)
     text = " ".join([str(images.shape), str(num_train), *sums])
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return Dataset(name, images, labels, num_train, num_classes, mean, std, source, digest)
+    about = (mean, std, source, digest, class_names)
+    return Dataset(name, images, labels, num_train, len(class_names), *about)

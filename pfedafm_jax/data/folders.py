@@ -37,6 +37,7 @@ class Found(NamedTuple):
     arrays: Arrays
     num_classes: int | None  # None: as many as there are labels
     source: str
+    class_names: tuple[str, ...] = ()
 
 
 # --------------------------------------------------------------------------------------------- .npz
@@ -105,9 +106,8 @@ def read_folder(path: Path, image_size: int = 0) -> Found:
     arrays = Arrays(images[:cut], labels[:cut], images[cut:], labels[cut:])
     unused = sorted(set(inside) - {"train", "test"}) if len(parts) == 2 else []
     source = f"{path}: {_count(cut, len(images) - cut)} of {len(classes)} classes"
-    return Found(
-        arrays, len(classes), source + (f" ({', '.join(unused)} not used)" if unused else "")
-    )
+    source += f" ({', '.join(unused)} not used)" if unused else ""
+    return Found(arrays, len(classes), source, tuple(classes))
 
 
 def _subfolders(path: Path) -> list[str]:

@@ -29,6 +29,10 @@ class Partition:
     def num_clients(self) -> int:
         return len(self.train)
 
+    def of(self, clients: slice) -> "Partition":
+        """The same for some of the clients."""
+        return Partition(self.train[clients], self.test[clients], self.validation[clients])
+
     def class_counts(self, labels: np.ndarray, num_classes: int) -> np.ndarray:
         """int64 [clients, classes]: how many images of a class a client holds, all parts together.
 

@@ -174,10 +174,10 @@ def read_tfds(
                     yield f"{split} image {number}", _picture(np.asarray(example[image]), folder)
 
         images, cut = same_shape(pictures(), image_size), builder.info.splits["train"].num_examples
-        classes = builder.info.features[label].num_classes
+        kind = builder.info.features[label]
     numbers = np.array(labels["train"] + labels.get("test", []), np.int32)
     arrays = Arrays(images[:cut], numbers[:cut], images[cut:], numbers[cut:])
-    return Found(arrays, classes, f"the TFDS folder {folder}")
+    return Found(arrays, kind.num_classes, f"the TFDS folder {folder}", tuple(kind.names))
 
 
 def _keys(builder: Any, folder: Path) -> tuple[str, str]:
