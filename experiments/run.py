@@ -1,7 +1,7 @@
 """One run of one method: `python experiments/run.py --config hetero_cifar10`."""
 
 from pfedafm_jax import cli
-from pfedafm_jax.compare import run_all
+from pfedafm_jax.run import run_all
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.standing import Task, look
 

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-START_OVER = (
-    "--fresh (from Python: fresh=True) starts over"  # what a message says where a run cannot go on
-)
+START_OVER = "--fresh (from Python: fresh=True) starts over"  # where a run cannot be resumed
 
 
 class PfedafmError(Exception):
@@ -21,8 +19,7 @@ class PfedafmError(Exception):
 
 
 class StorageError(PfedafmError):
-    """Something could not be written in the middle of a run; the last good checkpoint is still
-    there."""
+    """Something could not be written in the middle of a run; the last checkpoint is still there."""
 
     exit_code = 1
 
@@ -32,15 +29,17 @@ class Interrupted(PfedafmError):
 
     def __init__(self, message: str, signal_number: int):
         super().__init__(message)
-        self.exit_code = (
-            128 + signal_number
-        )  # as shells have it: 130 after Ctrl-C, 143 after SIGTERM
+        self.exit_code = 128 + signal_number  # as shells have it: 130 after Ctrl-C
+
+
+def reason(error: BaseException) -> str:
+    """The first line of what an error says; an `OSError` without its number and file."""
+    return (getattr(error, "strerror", None) or str(error)).strip().partition("\n")[0]
 
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Whatever a library raises inside becomes a `PfedafmError`, `what (reason)`; ours stay as they
-    are.
+    """Whatever a library raises inside becomes a `PfedafmError`, `what (reason)`; ours stay.
 
     zipfile, numpy, Pillow and TFDS have no common type for damaged input.
     """
@@ -49,10 +48,8 @@ def naming(what: str) -> Iterator[None]:
     except PfedafmError:
         raise
     except Exception as error:
-        reason = (getattr(error, "strerror", None) or str(error) or "").strip().splitlines()
-        raise PfedafmError(
-            f"{what} ({': '.join([type(error).__name__, *reason[:1]])[:300]})"
-        ) from error
+        text = f"{type(error).__name__}: {reason(error)}".removesuffix(": ")
+        raise PfedafmError(f"{what} ({text[:300]})") from error
 
 
 def disk_is_full(error: BaseException | None) -> bool:
@@ -70,22 +67,15 @@ def disk_is_full(error: BaseException | None) -> bool:
 
 
 def storage_error(what: str, folder: Path, error: BaseException) -> StorageError:
-    """The error for something that could not be written: what, why, and what to free where the disk
-    is full."""
+    """For something that could not be written: what, why, and what to free on a full disk."""
     if not disk_is_full(error):
-        reason = (
-            (error.strerror if isinstance(error, OSError) else None)
-            or str(error).splitlines()[:1]
-            or [""]
-        )
-        return StorageError(
-            f"{what} could not be written ({reason if isinstance(reason, str) else reason[0]})"
-        )
+        return StorageError(f"{what} could not be written ({reason(error)})")
     try:
         free = f"{shutil.disk_usage(folder).free / 1e6:.1f} MB free"
     except OSError:
         free = "full"
     return StorageError(
-        f"{what} could not be written: no space left on the disk of {folder} ({free}). Free some, for example the "
-        "checkpoints of finished runs, then start the same command again: it resumes from the last checkpoint"
+        f"{what} could not be written: no space left on the disk of {folder} ({free}). Free some, "
+        "for example the checkpoints of finished runs, then start the same command again: it "
+        "resumes from the last checkpoint"
     )

@@ -1,5 +1,4 @@
-"""One evaluation for all methods and all conventions: how many of a client's test images are
-classified rightly."""
+"""One evaluation for all methods and conventions: which test images a client classifies rightly."""
 
 from collections.abc import Callable
 
@@ -14,13 +13,10 @@ from pfedafm_jax.training import EVALUATION_BATCH, ClientData, LocalTraining, lo
 def accuracy(
     training: LocalTraining, predict: Callable[[jax.Array], dict[str, jax.Array]], data: ClientData
 ) -> dict[str, jax.Array]:
-    """Accuracy on the client's test images for each named prediction, as a share of its own test
-    images."""
-    size = EVALUATION_BATCH
+    """Accuracy of each named prediction, as a share of the client's own test images."""
+    size, shape = EVALUATION_BATCH, (1, *data.images.shape[1:])
     rows = jnp.pad(data.test, (0, size))
-    names = jax.eval_shape(
-        predict, jax.ShapeDtypeStruct((1, *data.images.shape[1:]), jnp.float32)
-    ).keys()
+    names = jax.eval_shape(predict, jax.ShapeDtypeStruct(shape, jnp.float32)).keys()
 
     def block(index, correct):
         batch = lax.dynamic_slice(rows, (index * size,), (size,))

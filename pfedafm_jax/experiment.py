@@ -1,8 +1,10 @@
 """A run in memory: data, split, rounds, and what they gave."""
 
-import dataclasses
+import importlib.metadata
+import platform
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,15 +14,14 @@ from pfedafm_jax import engine, kernels, reference
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition, load_dataset, make_partition
 from pfedafm_jax.engine import Devices, build
-from pfedafm_jax.records import FORMAT, Record, Summary, mean, summarize, versions
+from pfedafm_jax.records import FORMAT, Record, Summary, mean, summarize
 from pfedafm_jax.results import Run, per_round
 
 
 def load_data(
     config: Config, data_dir: str | None = None, log: Callable[[str], None] | None = None
 ) -> Dataset:
-    """The dataset of a configuration; `data_dir` is where to find CIFAR, `log` is told of
-    downloads."""
+    """The dataset of a configuration; `data_dir` has CIFAR, `log` is told of downloads."""
     return load_dataset(
         config.dataset,
         data_dir,
@@ -99,6 +100,15 @@ class Experiment:
         """Names of what is evaluated, the method's own prediction first."""
         return self.programs.predictions
 
+    def _name(self, name: str) -> str:
+        """`accuracy/mixed` of the engine is `accuracy`, where the method predicts that way."""
+        return "accuracy" if name == f"accuracy/{self.predictions[0]}" else name
+
+    @property
+    def _accuracies(self) -> list[str]:
+        """`accuracy`, `accuracy/small`, …: of every prediction."""
+        return [self._name(f"accuracy/{one}") for one in self.predictions]
+
     # ---------------------------------------------------------------------------- rounds
 
     def compile(self) -> None:
@@ -109,8 +119,7 @@ class Experiment:
         self.compile_seconds += time.perf_counter() - start
 
     def rounds(self, count: int | None = None) -> Iterator[Record]:
-        """Runs rounds up to the configured number (or `count` more), yielding the record of
-        each."""
+        """Runs rounds up to the configured number (or `count` more); yields each one's record."""
         last = self.config.rounds if count is None else self.round + count
         if self.round < last:
             self.compile()
@@ -129,10 +138,10 @@ class Experiment:
         }
         more = {}
         for name in info.keys() - {"accuracy", "finite", "loss", *totals}:
-            other = name.startswith("accuracy/")  # of another prediction
-            more[f"mean_{name}" if other else name] = mean(
-                info[name] if other else info[name][finite]
-            )
+            if name.startswith("accuracy/"):  # of another prediction
+                more[f"mean_{name}"] = mean(info[name])
+            else:
+                more[name] = mean(info[name][finite])
         record = Record(
             round=number,
             mean_accuracy=mean(info["accuracy"]),
@@ -146,27 +155,20 @@ class Experiment:
         )
         if evaluate or number % self.config.eval_every == 0:
             record = self._evaluated(record)
-        record = dataclasses.replace(record, seconds=round(time.perf_counter() - start, 3))
+        record = replace(record, seconds=round(time.perf_counter() - start, 3))
         self._visits.append({name: np.asarray(values, np.float32) for name, values in info.items()})
         self.records.append(record)
         return record
 
-    def _name(self, name: str) -> str:
-        """`accuracy/mixed` of the engine is `accuracy`, where that is the method's own
-        prediction."""
-        return "accuracy" if name == f"accuracy/{self.predictions[0]}" else name
-
     def _evaluated(self, record: Record) -> Record:
         """The record with the accuracies of all clients as they are now."""
         found = self._loop.evaluate(self.programs, self.state)
-        names = [f"accuracy/{one}" for one in self.predictions]  # in the method's own order
-        scores = {self._name(name): np.asarray(found[name], np.float32) for name in names}
-        self.evaluations[record.round] = scores
+        scores = {self._name(name): np.asarray(found[name], np.float32) for name in found}
+        self.evaluations[record.round] = scores = {name: scores[name] for name in self._accuracies}
         means = {f"all_clients_{name}": mean(values) for name, values in scores.items()}
         own = means.pop("all_clients_accuracy")
-        return dataclasses.replace(
-            record, all_clients_accuracy=own, more=_without_evaluation(record) | means
-        )
+        more = _without_evaluation(record) | means
+        return replace(record, all_clients_accuracy=own, more=more)
 
     # ---------------------------------------------------------------------------- resuming
 
@@ -180,7 +182,7 @@ class Experiment:
         details = {
             "records": [record.as_dict() for record in self.records],
             "visits": visits,
-            "evaluations": list(next(iter(self.evaluations.values()), {})),
+            "evaluations": self._accuracies,
             "evaluation_rounds": list(self.evaluations),
             "rounds": self.config.rounds,
             "eval_every": self.config.eval_every,
@@ -208,19 +210,20 @@ class Experiment:
         if old in self.evaluations and old < self.config.rounds and old % details["eval_every"]:
             del self.evaluations[old]  # it was the last round, and is no more
             record = self.records[old - 1]
-            self.records[old - 1] = dataclasses.replace(
-                record, all_clients_accuracy=None, more=_without_evaluation(record)
-            )
+            more = _without_evaluation(record)
+            self.records[old - 1] = replace(record, all_clients_accuracy=None, more=more)
 
     # ---------------------------------------------------------------------------- what came out
 
     def about(self, command: str = "") -> dict[str, Any]:
         """The content of `config.json`."""
+        packages = ("jax", "jaxlib", "flax", "optax", "numpy")
+        versions = {name: importlib.metadata.version(name) for name in packages}
         return {
             "format": FORMAT,
             "config": self.config.as_dict(),
             "command": command,
-            "versions": versions(),
+            "versions": {"python": platform.python_version(), **versions},
             "devices": str(self.programs.devices),
             "kernels": str(self.kernels),
             "data": {
@@ -243,10 +246,8 @@ class Experiment:
 
     def result(self) -> Run:
         """What tables and pictures are made of, as if read from a folder."""
-        finished = self.round >= self.config.rounds
-        return Run(
-            self.about(), self.records, self.summary(), finished, arrays=self.client_arrays()
-        )
+        finished, arrays = self.round >= self.config.rounds, self.client_arrays()
+        return Run(self.about(), self.records, self.summary(), finished, arrays=arrays)
 
     @property
     def visits(self) -> dict[str, np.ndarray]:
@@ -261,13 +262,11 @@ class Experiment:
 
     def client_arrays(self) -> dict[str, np.ndarray]:
         """The content of `clients.npz`, see `results.Run.clients`."""
-        arrays = {f"visits/{name}": rows for name, rows in self.visits.items()}
+        programs, arrays = self.programs, {f"visits/{n}": rows for n, rows in self.visits.items()}
         arrays["evaluation_rounds"] = np.array(list(self.evaluations), np.int64)
-        names = [self._name(f"accuracy/{one}") for one in self.predictions]
-        for name in names:
+        for name in self._accuracies:
             rows = np.array([scores[name] for scores in self.evaluations.values()], np.float32)
             arrays[f"all_clients/{name}"] = rows.reshape(-1, self.config.num_clients)
-        programs = self.programs
         sizes = {"num_train": programs.num_train, "num_test": programs.num_test}
         return arrays | {"architecture": programs.groups, **sizes}
 
@@ -281,9 +280,8 @@ class Experiment:
         `accuracy` is that of the last evaluation of all clients; `loss` and what else a method
         reports are those of a client's last visit; NaN where there was none.
         """
-        programs, clients = self.programs, np.arange(self.config.num_clients)
+        programs, clients, visits = self.programs, np.arange(self.config.num_clients), self.visits
         counts = self.partition.class_counts(self.dataset.labels, self.dataset.num_classes)
-        visits = self.visits
         took_part = np.isfinite(visits.get("finite", np.zeros((0, len(clients)))))
         last = self.round - 1 - np.argmax(took_part[::-1], axis=0) if self.round else clients * 0
         columns: dict[str, Any] = {
@@ -296,7 +294,7 @@ class Experiment:
             "last_round": np.where(took_part.any(axis=0), last + 1, 0),
         }
         scores = self.evaluations[max(self.evaluations)] if self.evaluations else {}
-        for name in (self._name(f"accuracy/{one}") for one in self.predictions):
+        for name in self._accuracies:
             columns[name] = scores.get(name, np.full(len(clients), np.nan, np.float32))
         for name, rows in visits.items():
             if name != "finite" and not name.startswith("accuracy"):

@@ -1,4 +1,4 @@
-"""Where files of the user's are kept, and files that are either there whole or not there at all."""
+"""Files that are either there whole or not there at all, and where those of the user are kept."""
 
 import os
 import uuid
@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import IO
 
 
-def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Make `path` hold what `write` puts into the open file it is given; on any failure `path` is
-    as before."""
+def write_atomically(path: Path, content: str | bytes | Callable[[IO[bytes]], object]) -> None:
+    """Makes `path` hold this, or what a function writes into the open file that it is given; on any
+    failure `path` is as before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, because a rename is atomic only within one file system.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "xb") as file:
-            write(file)
+            if callable(content):
+                content(file)
+            else:
+                file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

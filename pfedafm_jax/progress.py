@@ -18,8 +18,7 @@ from rich.text import Text
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.plots import architecture_label
 from pfedafm_jax.records import Record, Summary
-from pfedafm_jax.results import Run
-from pfedafm_jax.tables import COLUMNS, cells, human, over_seeds, percent
+from pfedafm_jax.tables import human, percent
 
 
 def clean(text: object) -> str:
@@ -239,11 +238,6 @@ def print_summary(summary: Summary, paths: Sequence[Path]) -> None:
     console.print(table)
     for path in paths:
         console.print(f"  {path}")
-
-
-def print_comparison(runs: Sequence[Run]) -> None:
-    """Methods side by side; floats and FLOPs are per client and round."""
-    print_table(["method", *COLUMNS.values()], cells(over_seeds(runs)))
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:

@@ -12,15 +12,13 @@ which accuracy is which.
 """
 
 import contextlib
-import dataclasses
 import hashlib
-import importlib.metadata
 import json
-import platform
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -35,17 +33,10 @@ try:
 except ImportError:  # Windows has no such locks
     fcntl = None
 
-FORMAT = 2
-"""Of a run's files; 1 had no number, nested accuracies and no digests."""
+FORMAT = 2  # of a run's files; 1 had no number, nested accuracies and no digests
 TARGET_ACCURACY = {"cifar10": 0.9, "cifar100": 0.5}  # the paper's targets
 LAST_ROUNDS = 10  # of `last_ten_mean_accuracy`
-LOCK, MARK = (
-    ".lock",
-    b"pfedafm_jax",
-)  # the mark tells our folders from others, whatever else is lost
-
-
-# -------------------------------------------------------------------------------- one round
+LOCK, MARK = ".lock", b"pfedafm_jax"  # the mark tells our folders from others
 
 
 @dataclass(frozen=True)
@@ -67,27 +58,23 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         """A line of `rounds.jsonl`: all on one level."""
-        values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
-        return values | values.pop("more")
+        return {name: value for name, value in vars(self).items() if name != "more"} | self.more
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Record":
         """Reads what `as_dict` gave; `ValueError` where something is missing or of a wrong type."""
-        known = {one.name for one in dataclasses.fields(cls)} - {"more"}
-        for name in sorted({*known, *values} - {"participants"}):
-            value: Any = values.get(name)
-            number = type(value) in ((int,) if name in _WHOLE else (int, float))
-            nothing = value is None and name in values and name not in (*_WHOLE, "seconds")
-            if not nothing and not (number and -(2**63) < value < 2**63):  # nor NaN or infinity
-                raise ValueError(f"{name} is missing or no number")
-        drawn = values.get("participants")
-        if type(drawn) is not list or any(type(client) is not int for client in drawn):
-            raise ValueError("participants is no list of clients")
+        known = {one.name for one in fields(cls)} - {"more"}
+        if missing := known - values.keys():
+            raise ValueError(f"{', '.join(sorted(missing))} is missing")
+        for name, value in values.items():
+            kinds = (int,) if name in ("round", "not_finite") else (int, float, NoneType)
+            if name == "participants":
+                if type(value) is not list or any(type(client) is not int for client in value):
+                    raise ValueError("participants is no list of clients")
+            elif type(value) not in kinds or not -(2**63) < (value or 0) < 2**63:  # nor NaN
+                raise ValueError(f"{name} is no number")
         more = {name: value for name, value in values.items() if name not in known}
         return cls(**{name: values[name] for name in known}, more=more)
-
-
-_WHOLE = ("round", "not_finite", "floats_up", "floats_down", "flops")
 
 
 def mean(values: np.ndarray) -> float | None:
@@ -95,9 +82,6 @@ def mean(values: np.ndarray) -> float | None:
     finite = np.asarray(values, np.float64)
     finite = finite[np.isfinite(finite)]
     return round(float(finite.mean()), 6) if finite.size else None
-
-
-# -------------------------------------------------------------------------------- the whole run
 
 
 @dataclass(frozen=True)
@@ -109,12 +93,10 @@ class Summary:
     best_mean_accuracy: float | None
     best_round: int | None
     last_mean_accuracy: float | None
-    last_ten_mean_accuracy: float | None
-    """Mean of `mean_accuracy` over the last ten rounds, or all if there are fewer."""
+    last_ten_mean_accuracy: float | None  # mean over the last ten rounds, or all of fewer
     final_all_clients_accuracy: float | None
     best_all_clients_accuracy: float | None
-    spread_over_clients: float | None
-    """Standard deviation between clients at the last evaluation of all of them."""
+    spread_over_clients: float | None  # standard deviation at the last evaluation of all clients
     rounds: int
     seconds: float
     compile_seconds: float
@@ -138,7 +120,7 @@ class Summary:
 
     def as_dict(self) -> dict[str, Any]:
         """The content of `summary.json`."""
-        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        return dict(vars(self))
 
 
 def summarize(
@@ -157,13 +139,13 @@ def summarize(
     """
     config, visits = about["config"], sum(len(r.participants) for r in records)
     means = [r.mean_accuracy for r in records if r.mean_accuracy is not None]
-    everyone = [r.all_clients_accuracy for r in records if r.all_clients_accuracy is not None]
     last_ten = [r.mean_accuracy for r in records[-LAST_ROUNDS:] if r.mean_accuracy is not None]
+    everyone = [r.all_clients_accuracy for r in records if r.all_clients_accuracy is not None]
     best = max(means, default=None)
-    floats_up, floats_down, flops = (
-        sum(getattr(r, name) for r in records) / visits if visits else None
-        for name in ("floats_up", "floats_down", "flops")
-    )
+
+    def per_visit(name: str) -> float | None:
+        return sum(getattr(r, name) for r in records) / visits if visits else None
+
     return Summary(
         method=config["method"],
         dataset=config["dataset"],
@@ -178,9 +160,9 @@ def summarize(
         seconds=round(sum(r.seconds for r in records), 3),
         compile_seconds=timing.pop("compile_seconds", 0.0),
         data_source=about["data"]["source"],
-        floats_up_per_client=floats_up,
-        floats_down_per_client=floats_down,
-        flops_per_client_round=flops,
+        floats_up_per_client=per_visit("floats_up"),
+        floats_down_per_client=per_visit("floats_down"),
+        flops_per_client_round=per_visit("flops"),
         diverged_at_round=next((r.round for r in records if r.not_finite), None),
         clients_not_finite=sum(r.not_finite for r in records),
         **to_target(records, TARGET_ACCURACY.get(config["dataset"])),
@@ -194,31 +176,20 @@ def summarize(
 
 def to_target(records: Sequence[Record], target: float | None) -> dict[str, Any]:
     """Rounds, floats in both directions and FLOPs of all participants until the target."""
-    names = ("rounds_to_target", "floats_to_target", "flops_to_target")
+    names = ("target_accuracy", "rounds_to_target", "floats_to_target", "flops_to_target")
     floats = flops = 0
     for record in records:
         floats += record.floats_up + record.floats_down
         flops += record.flops
         if target is not None and (record.mean_accuracy or 0.0) >= target:
-            spent = dict(zip(names, (record.round, floats, flops), strict=True))
-            return {"target_accuracy": target, **spent}
-    return {"target_accuracy": target, **dict.fromkeys(names)}
-
-
-# -------------------------------------------------------------------------------- JSON
+            return dict(zip(names, (target, record.round, floats, flops), strict=True))
+    return dict.fromkeys(names) | {"target_accuracy": target}
 
 
 def digest(content: Mapping[str, Any]) -> str:
     """sha256 of a JSON object without its own `sha256`, however it is laid out."""
     plain = {name: value for name, value in content.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
-
-
-def versions() -> dict[str, str]:
-    """What a run was made with."""
-    packages = ("jax", "jaxlib", "flax", "optax", "numpy")
-    installed = {name: importlib.metadata.version(name) for name in packages}
-    return {"python": platform.python_version()} | installed
 
 
 # -------------------------------------------------------------------------------- the folder
@@ -250,33 +221,24 @@ class RunFolder:
     def __init__(self, path: str | Path):
         self.path = Path(path)
 
-    def __truediv__(self, name: str) -> Path:
-        return self.path / name
+    def check(self, known: bool = False) -> None:
+        """Raises before any work where it cannot be written, is in use, or is not a run's.
 
-    def check(self) -> None:
-        """Raises before any work where it cannot be written, is in use, or is not a run's."""
+        `known`: a run could be read there; otherwise the mark in the lock tells that it is ours.
+        """
         check_writable(self.path)
+        lock = self.path / LOCK
         try:
             names = sorted(one.name for one in self.path.iterdir()) if self.path.exists() else []
+            ours = known or (LOCK in names and lock.read_bytes().startswith(MARK))
         except OSError as error:
             raise _unusable(self.path, "a folder", error) from error
-        if names and not self._is_ours():
+        if names and not ours:
             reason = f"it holds {', '.join(names[:3])}, and no run of this program"
             raise _unusable(self.path, "a new or empty folder, or that of a run", reason)
         if LOCK in names:
             with self.lock():
                 pass
-
-    def _is_ours(self) -> bool:
-        """By the mark in the lock, or by a `config.json` that only we write."""
-        with contextlib.suppress(OSError):
-            if (self / LOCK).read_bytes()[: len(MARK)] == MARK:
-                return True
-        try:
-            content = json.loads((self / "config.json").read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return False
-        return isinstance(content, dict) and content.keys() >= {"config", "versions", "data"}
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -286,7 +248,7 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = (self / LOCK).open("ab+")
+            file = (self.path / LOCK).open("ab+")
         except OSError as error:
             raise _unusable(self.path, "a folder that can be written", error) from error
         with file:
@@ -294,9 +256,8 @@ class RunFolder:
                 if fcntl is not None:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise PfedafmError(
-                    f"{self.path} is in use by another run; wait for it, or choose another --run-dir"
-                ) from None
+                words = "is in use by another run; wait for it, or choose another --run-dir"
+                raise PfedafmError(f"{self.path} {words}") from None
             except OSError:
                 pass  # a file system without locks
             if file.tell() == 0:
@@ -311,18 +272,14 @@ class RunFolder:
     ) -> None:
         """Settings, split and the records so far; what a finished run adds is removed."""
         for name in ("summary.json", "clients.npz"):
-            (self / name).unlink(missing_ok=True)
-        self._json("config.json", about)
-        partition.save(self / "partition.npz")
+            (self.path / name).unlink(missing_ok=True)
+        self._write_json("config.json", about)
+        partition.save(self.path / "partition.npz")
         self._write_records(records)
-
-    def _write_records(self, records: Sequence[Record]) -> None:
-        lines = "".join(json.dumps(record.as_dict()) + "\n" for record in records)
-        write_atomically(self / "rounds.jsonl", lambda file: file.write(lines.encode()))
 
     def add(self, record: Record) -> None:
         """One line more of `rounds.jsonl`."""
-        with open(self / "rounds.jsonl", "a", encoding="utf-8") as file:
+        with open(self.path / "rounds.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(record.as_dict()) + "\n")
 
     def finish(
@@ -330,13 +287,18 @@ class RunFolder:
     ) -> None:
         """Numbers of single clients, the records once more, and last of all the summary."""
         arrays: dict[str, Any] = dict(clients)
-        write_atomically(self / "clients.npz", lambda file: np.savez_compressed(file, **arrays))
+        path = self.path / "clients.npz"
+        write_atomically(path, lambda file: np.savez_compressed(file, **arrays))
         self._write_records(records)  # whatever happened to the file meanwhile
         names = ("config.json", "partition.npz", "rounds.jsonl", "clients.npz")
-        there = [name for name in names if (self / name).exists()]
-        files = {name: hashlib.sha256((self / name).read_bytes()).hexdigest() for name in there}
-        self._json("summary.json", {**summary.as_dict(), "files": files})
+        there = [path for name in names if (path := self.path / name).exists()]
+        files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in there}
+        self._write_json("summary.json", {**summary.as_dict(), "files": files})
 
-    def _json(self, name: str, content: Mapping[str, Any]) -> None:
-        text = json.dumps({**content, "sha256": digest(content)}, indent=2) + "\n"
-        write_atomically(self / name, lambda file: file.write(text.encode()))
+    def _write_records(self, records: Sequence[Record]) -> None:
+        lines = "".join(json.dumps(record.as_dict()) + "\n" for record in records)
+        write_atomically(self.path / "rounds.jsonl", lines)
+
+    def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        text = json.dumps({**content, "sha256": digest(content)}, indent=2)
+        write_atomically(self.path / name, text + "\n")

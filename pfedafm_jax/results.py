@@ -7,7 +7,7 @@ named. `labels` and `grouped` tell runs apart by their settings; `tables.py` has
 import hashlib
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ import pandas as pd
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Partition
 from pfedafm_jax.errors import START_OVER, PfedafmError
-from pfedafm_jax.methods import find_method
+from pfedafm_jax.methods import find_method, method_names
 from pfedafm_jax.records import FORMAT, Record, Summary, digest, summarize
 from pfedafm_jax.settings import bad, suggestion
 
@@ -51,17 +51,14 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The settings on one level, `pfedafm.mix_fixed`; those that came later by their
-        default."""
+        """The settings on one level, `pfedafm.mix_fixed`; those that came later by default."""
         return flat(Config().as_dict()) | flat(self.config)
 
     @property
     def title(self) -> str:
         """The method's name for people; the bare name of one that is not registered here."""
-        try:
-            return find_method(self.config["method"]).title
-        except PfedafmError:
-            return self.config["method"]
+        method = self.config["method"]
+        return find_method(method).title if method in method_names() else method
 
     @property
     def name(self) -> str:
@@ -99,44 +96,34 @@ class Run:
     @cached_property
     def partition(self) -> Partition | None:
         """Who had which images, where the folder tells."""
-        if self.folder is None or not (self.folder / "partition.npz").exists():
+        path = (self.folder or Path()) / "partition.npz"
+        if self.folder is None or not path.exists():
             return None
-        _bytes(self.folder / "partition.npz", self.digests)
-        return Partition.load(self.folder / "partition.npz")
+        _bytes(path, self.digests)
+        return Partition.load(path)
 
 
 def per_round(records: Sequence[Record]) -> pd.DataFrame:
     """One row a round, one column a number, NaN where there is none; all but who took part.
 
-    >>> per_round([Record(1, 0.5, None, 1.25, 2.0, [3], 0, 10, 10, 99, {"mix_mean": 0.75})]).T
-                              0
-    round                  1.00
-    mean_accuracy          0.50
-    all_clients_accuracy    NaN
-    loss                   1.25
-    seconds                2.00
-    not_finite             0.00
-    floats_up             10.00
-    floats_down           10.00
-    flops                 99.00
-    mix_mean               0.75
+    >>> first = Record(1, 0.5, None, 1.25, 2.0, [3], 0, 10, 10, 99, {"mix_mean": 0.75})
+    >>> per_round([first])[["mean_accuracy", "loss", "flops", "mix_mean"]]
+       mean_accuracy  loss  flops  mix_mean
+    0            0.5  1.25     99      0.75
     """
-    rows = [record.as_dict() for record in records]
-    columns = dict.fromkeys(name for row in rows for name in row if name != "participants")
-    return pd.DataFrame(
-        {name: pd.to_numeric(pd.Series([row.get(name) for row in rows])) for name in columns}
-    )
+    frame: Any = pd.DataFrame([record.as_dict() for record in records])
+    return frame.drop(columns="participants", errors="ignore").apply(pd.to_numeric)
 
 
 # -------------------------------------------------------------------------------- reading
 
 
-def find_runs(folders: Sequence[str | Path]) -> list[Path]:
-    """The run folders among these; a folder of runs, as a comparison leaves it, stands for them.
+def read_runs(folders: Sequence[str | Path]) -> list[Run]:
+    """The runs of these folders; a folder of runs, as a comparison leaves it, stands for them.
 
     Files are passed over where there are folders as well: `runs/all/*` has tables in it.
     """
-    found: list[Path] = []
+    found: dict[Path, Path] = {}
     paths = [Path(folder) for folder in folders]
     for folder in [path for path in paths if not path.is_file()] or paths:
         inside = [folder] if (folder / "config.json").exists() else []
@@ -145,13 +132,8 @@ def find_runs(folders: Sequence[str | Path]) -> list[Path]:
             reason = "it has no config.json" if folder.is_dir() else "there is no such folder"
             accepted = f"the folder of a run, or one with such folders in it ({reason})"
             raise bad("run_dir", str(folder), accepted)
-        found += inside
-    return list({path.absolute(): path for path in found}.values())
-
-
-def read_runs(folders: Sequence[str | Path]) -> list[Run]:
-    """The runs of these folders, see `find_runs`."""
-    return [read_run(folder) for folder in find_runs(folders)]
+        found |= {path.absolute(): path for path in inside}
+    return [read_run(folder) for folder in found.values()]
 
 
 def read_run(folder: str | Path) -> Run:
@@ -162,36 +144,39 @@ def read_run(folder: str | Path) -> Run:
     folder = Path(folder)
     about = _signed(folder / "config.json")
     written = _signed(folder / "summary.json") if (folder / "summary.json").exists() else {}
-    digests = written.pop("files", {})
+    digests, path = written.pop("files", {}), folder / "rounds.jsonl"
     try:
-        config = about["config"]
-        lines = _lines(folder / "rounds.jsonl", bool(written), digests)
-        records = _records(folder / "rounds.jsonl", lines, config["num_clients"])
+        records = []
+        if written or path.exists():
+            *lines, rest = _bytes(path, digests).split(b"\n")  # the last may be half-written
+            if rest and written:
+                _damaged(path, "its last line is cut off")
+            records = _records(path, lines, about["config"]["num_clients"])
         if not written:
             return Run(about, records, summarize(records, about), False, folder)
-        if written.pop("config") != config or written["rounds"] != len(records):
+        if written["config"] != about["config"] or written["rounds"] != len(records):
             _damaged(folder / "summary.json", "it does not belong to config.json and rounds.jsonl")
         del written["sha256"]
-        summary = Summary(config=config, **written)
+        return Run(about, records, Summary(**written), True, folder, digests=digests)
     except (KeyError, TypeError) as error:  # signed, and still not what a run writes
         _damaged(folder / ("summary.json" if written else "config.json"), error)
-    return Run(about, records, summary, True, folder, digests=digests)
 
 
 def _damaged(path: Path, reason: object) -> NoReturn:
     raise Damaged(
-        f"{str(path)!r} is damaged ({reason}). The run's other files can still be read by hand; where "
-        f"there are checkpoints, the command that made it writes the file anew, else {START_OVER}"
+        f"{str(path)!r} is damaged ({reason}). The run's other files can still be read by hand; "
+        "where there are checkpoints, the command that made it writes the file anew, else "
+        f"{START_OVER}"
     )
 
 
 def _bytes(path: Path, digests: Mapping[str, str] = {}) -> bytes:
     try:
-        content = path.read_bytes() if path.is_file() else None
+        content = path.read_bytes()
+    except FileNotFoundError:
+        _damaged(path, "it is missing")
     except OSError as error:
         _damaged(path, error.strerror or error)
-    if content is None:
-        _damaged(path, "it is not a file" if path.exists() else "it is missing")
     if path.name in digests and hashlib.sha256(content).hexdigest() != digests[path.name]:
         _damaged(path, "it has changed since it was written")
     return content
@@ -205,9 +190,7 @@ def _json(path: Path, text: bytes, where: str = "") -> dict[str, Any]:
         content = json.loads(text, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
         _damaged(path, f"{where}{error}")
-    if not isinstance(content, dict):
-        _damaged(path, f"{where}an object is expected")
-    return content
+    return content if isinstance(content, dict) else _damaged(path, f"{where}no object")
 
 
 def _signed(path: Path) -> dict[str, Any]:
@@ -216,22 +199,12 @@ def _signed(path: Path) -> dict[str, Any]:
     if content.get("format") != FORMAT:
         found = repr(content["format"])[:20] if "format" in content else "1 or another program's"
         raise PfedafmError(
-            f"{str(path)!r} is not of this version: its format is {found}, and {FORMAT} is read here; "
-            f"{START_OVER}, another --run-dir leaves it as it is"
+            f"{str(path)!r} is not of this version: its format is {found}, and {FORMAT} is read "
+            f"here; {START_OVER}, another --run-dir leaves it as it is"
         )
     if content.get("sha256") != digest(content):
         _damaged(path, "it has changed since it was written")
     return content
-
-
-def _lines(path: Path, finished: bool, digests: Mapping[str, str]) -> list[bytes]:
-    """All whole lines; of a run that is under way the last one may be half-written."""
-    if not finished and not path.exists():
-        return []
-    lines = _bytes(path, digests).split(b"\n")
-    if lines.pop() and finished:
-        _damaged(path, "its last line is cut off")
-    return lines
 
 
 def _records(path: Path, lines: Sequence[bytes], num_clients: int) -> list[Record]:
@@ -258,12 +231,12 @@ NOT_IN_RESULTS = (
 """
 
 # Settings that matter only where another one has this value; those of a method matter only to it.
-MATTERS_IF: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "gamma": lambda settings: settings["partition"] == "dirichlet",
-    "min_samples": lambda settings: settings["partition"] == "dirichlet",
-    "classes_per_client": lambda settings: settings["partition"] == "pathological",
-    "synthetic_classes": lambda settings: settings["dataset"] == "synthetic",
-    "synthetic_samples": lambda settings: settings["dataset"] == "synthetic",
+MATTERS_IF = {
+    "gamma": ("partition", "dirichlet"),
+    "min_samples": ("partition", "dirichlet"),
+    "classes_per_client": ("partition", "pathological"),
+    "synthetic_classes": ("dataset", "synthetic"),
+    "synthetic_samples": ("dataset", "synthetic"),
 }
 
 
@@ -281,8 +254,8 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _has(run: Run, name: str) -> bool:
     """Whether a setting matters to a run."""
     method, dot, _ = name.partition(".")
-    matters = MATTERS_IF.get(name, lambda settings: not dot or method == settings["method"])
-    return name in run.settings and matters(run.settings)
+    other, value = MATTERS_IF.get(name, ("method", method if dot else run.config["method"]))
+    return name in run.settings and run.settings[other] == value
 
 
 def differing(runs: Sequence[Run]) -> list[str]:

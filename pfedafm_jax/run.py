@@ -1,9 +1,12 @@
-"""One run with its folder: resumed, recorded, observed, saved, drawn.
+"""Runs with their folders: resumed, recorded, observed, saved, drawn.
 
-`run` is the call from Python; `compare.py` has comparisons and any other list of runs.
+`run` is the call from Python for one run, `compare.py` has that for methods side by side. All of
+them, and the commands, go through `run_all`: what `look` says of each run, then `train` for those
+that are not done.
 """
 
 import contextlib
+import gc
 import hashlib
 import signal
 import sys
@@ -21,10 +24,12 @@ from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.engine import setup_devices
 from pfedafm_jax.errors import START_OVER, Interrupted, PfedafmError, storage_error
-from pfedafm_jax.experiment import Experiment
+from pfedafm_jax.experiment import Experiment, load_data, split
+from pfedafm_jax.methods import find_method
 from pfedafm_jax.observers import Observer, latest, observations, replay
 from pfedafm_jax.progress import Progress, bold, console, print_plan, print_summary
 from pfedafm_jax.records import RunFolder
+from pfedafm_jax.results import Run, read_run
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.standing import Standing, Task, checkpoint_folder, look, refuse_others
 
@@ -40,10 +45,7 @@ def run(
     data_dir: str | None = None,
     fresh: bool = False,
     progress: bool = True,
-    name: str = "",
-    command: str = "",
-    observers: Sequence[Observer] = (),
-    signals: Signals | None = None,
+    **options: Any,
 ) -> Experiment:
     """A run from its first round to its last; returns the experiment with all that came out.
 
@@ -57,30 +59,96 @@ def run(
         data_dir: where to find CIFAR, if not downloaded.
         fresh: start over even if there is a run in `run_dir`.
         progress: show the plan, a progress bar and the result.
-        name: a name for the plan.
-        command: noted in the run's files as what started it.
-        observers: told of every round of a run that has a folder, see `observers.py`.
-        signals: waited for at the end of each round, as the commands have it; otherwise Ctrl-C ends
-            the call at once.
+        options: `name`, `command`, `observers` and `signals`, as `run_all` takes them.
     """
     start_devices(config)
-    log, shown = logger(progress), progress and not console.quiet
-    task = Task(config, None if run_dir is None else Path(run_dir))
-    standing = look(task, fresh=fresh, log=log)
+    log = logger(progress)
+    standing = look(Task(config, None if run_dir is None else Path(run_dir)), fresh=fresh, log=log)
     experiment = Experiment(config, dataset, partition, data_dir=data_dir, log=log)
     if standing.state == "done":
         _load(experiment, standing, log)
-        replay(standing.run, observers)
-        pictures = said_finished(standing, shown, "fresh=True")
-    else:
-        with Progress(config.rounds, hidden=not shown) as bar:
-            pictures = train(
-                experiment, standing, bar,
-                plan=name if shown else None, command=command, observers=observers, signals=signals, log=log,
-            )  # fmt: skip
-    if shown:
-        print_summary(standing.run.summary if standing.run else experiment.summary(), pictures)
+    run_all([standing], experiment=experiment, progress=progress, **options)
     return experiment
+
+
+def run_all(
+    standings: Sequence[Standing],
+    *,
+    dataset: Dataset | None = None,
+    partition: Partition | None = None,
+    split_of: Callable[[Config, Dataset], Partition] = split,
+    experiment: Experiment | None = None,
+    data_dir: str | None = None,
+    drop_checkpoints: bool = False,
+    progress: bool = True,
+    name: str = "",
+    **options: Any,
+) -> list[Run]:
+    """Many runs one after another, those that are done left alone; what came out, in their order.
+
+    Datasets are loaded and split before the first run starts, so that what cannot work fails at
+    once.
+
+    Args:
+        standings: what `look` said of each task.
+        dataset, partition: the same for all; by default as each one's settings say.
+        split_of: makes the partition of a run.
+        experiment: that of the only run, where it has been made already.
+        data_dir: where to find CIFAR, if not downloaded.
+        drop_checkpoints: remove those of a run when it is finished.
+        progress: show a progress bar; of a single run also its plan and its result.
+        name: a name for the plan.
+        options: `command`, `observers` and `signals`, see `train`.
+    """
+    if not standings:
+        return []
+    pending = [standing for standing in standings if standing.state != "done"]
+    log, shown, alone = logger(progress), progress and not console.quiet, len(standings) == 1
+    start_devices(standings[0].task.config)
+    data: dict[tuple[object, ...], Dataset] = {}
+    shares: list[tuple[Dataset, Partition]] = []
+    for config in () if experiment else (standing.task.config for standing in pending):
+        key: tuple[object, ...] = (config.dataset, config.image_size)
+        if config.dataset == "synthetic":
+            key = (config.synthetic_classes, config.synthetic_samples, config.seed)
+        if dataset is None and key not in data:
+            data[key] = load_data(config, data_dir, log)
+        images = data[key] if dataset is None else dataset
+        shares.append((images, split_of(config, images) if partition is None else partition))
+    runs: list[Run] = []
+    pictures: list[Path] = []
+    signals: Signals | None = options.get("signals")
+    with Progress(sum(one.task.config.rounds for one in standings), hidden=not shown) as bar:
+        for standing in standings:
+            config, place = standing.task.config, standing.task.folder
+            title = find_method(config.method).title
+            if standing.run and standing.state == "done":
+                bar.next_run(title, config.rounds, done=True)
+                replay(standing.run, options.get("observers", ()))
+                runs.append(standing.run)
+                pictures = sorted(place.glob("*.png")) if place else []
+                if shown and alone:
+                    console.print(bold(place), f"is finished already; {START_OVER}")
+                continue
+            if not alone:
+                where = f", {place.parent.name}/{place.name}" if place else ""
+                number = len(pending) - len(shares) + 1
+                bar.next_run(f"run {number} of {len(pending)}: {title}{where}", config.rounds)
+            current = experiment or Experiment(config, *shares.pop(0))
+            plan = name if alone and shown else None
+            pictures = train(current, standing, bar, plan=plan, log=log, **options)
+            first = current.programs.processes.first
+            runs.append(read_run(place) if place and first else current.result())
+            if place and drop_checkpoints and first:
+                Checkpoints(checkpoint_folder(place)).clear()
+            del current
+            gc.collect()
+            if signals and signals.received is not None and len(runs) < len(standings):
+                message = "stopped between two runs; the same command resumes"
+                raise Interrupted(message, signals.received)
+    if shown and alone:
+        print_summary(runs[0].summary, pictures)
+    return runs
 
 
 def train(
@@ -101,14 +169,14 @@ def train(
         standing: what `look` said of it.
         bar: is shown every round.
         plan: a name, to show the plan first.
-        command, observers, signals: as in `run`.
+        command: noted in the run's files as what started it.
+        observers: told of every round of a run that has a folder, see `observers.py`.
+        signals: waited for at the end of each round, as the commands have it; otherwise Ctrl-C ends
+            the call at once.
         log: told of single lines, such as a damaged checkpoint.
     """
-    bar, signals, place = (
-        bar or Progress(0, hidden=True),
-        signals or Signals(),
-        standing.task.folder,
-    )
+    bar, signals = bar or Progress(0, hidden=True), signals or Signals()
+    place, processes = standing.task.folder, experiment.programs.processes
     if plan is not None:
         print_plan(experiment, plan, place)
     bar.compiling()
@@ -117,19 +185,16 @@ def train(
         for record in experiment.rounds():
             bar.show(record)
         return []
-    processes, folder = experiment.programs.processes, RunFolder(place)
-    observers = observers if processes.first else ()
-    with (
-        folder.lock() if processes.first else contextlib.nullcontext(),
-        contextlib.ExitStack() as closing,
-    ):
+    folder, first = RunFolder(place), processes.first
+    observers = observers if first else ()
+    with folder.lock() if first else contextlib.nullcontext(), contextlib.ExitStack() as closing:
         checkpoints = Checkpoints(checkpoint_folder(place), identity(experiment), log, processes)
         try:
-            if standing.state == "again" and processes.first:
+            if standing.state == "again" and first:
                 checkpoints.clear()
             elif standing.state != "again" and resume(experiment, checkpoints):
                 bar.resume(experiment.records)
-            if processes.first:
+            if first:
                 folder.start(experiment.about(command), experiment.partition, experiment.records)
             past = observations(experiment.records, experiment.client_arrays()) if observers else []
             for observer in observers:
@@ -138,14 +203,14 @@ def train(
             processes.any(False)  # nobody starts before the folder is as it should be
             with signals.saved_at_the_end_of_a_round():
                 for record in experiment.rounds():
-                    if processes.first:
+                    if first:
                         folder.add(record)
                         bar.show(record)
                     for observer in observers:
                         observer.round(latest(experiment))
                     _save_or_stop(experiment, checkpoints, signals)
             checkpoints.finish()
-            if not processes.first:
+            if not first:
                 return []
             summary = experiment.summary(
                 checkpoint_seconds=round(checkpoints.seconds, 3),
@@ -171,7 +236,9 @@ def _save_or_stop(experiment: Experiment, checkpoints: Checkpoints, signals: Sig
         stopped = processes.any(stopped)
     every = config.checkpoint_every
     if every and (number % every == 0 or number == config.rounds or stopped):
-        save(experiment, checkpoints)
+        details, arrays = experiment.history()
+        score = experiment.records[-1].mean_accuracy
+        checkpoints.save(number, experiment.state, arrays, details, score)
     checkpoints.check()
     if stopped and number < config.rounds:
         checkpoints.wait()
@@ -182,34 +249,9 @@ def _save_or_stop(experiment: Experiment, checkpoints: Checkpoints, signals: Sig
         )
 
 
-def _load(experiment: Experiment, standing: Standing, log: Log) -> None:
-    """Puts an experiment where a finished run left it: records, clients and server."""
-    place = standing.task.folder or Path()
-    processes = experiment.programs.processes
-    checkpoints = Checkpoints(checkpoint_folder(place), identity(experiment), log, processes)
-    try:
-        loaded = resume(experiment, checkpoints) and experiment.round == experiment.config.rounds
-    finally:
-        checkpoints.close()
-    if not loaded:
-        raise PfedafmError(
-            f"{place} is finished, and there is no checkpoint of its last round to load; its numbers "
-            f"are in {place}/, pfedafm_jax.results.read_run reads them; {START_OVER}"
-        )
-
-
-def said_finished(standing: Standing, shown: bool, again: str) -> list[Path]:
-    """Says that there is nothing to do; returns the pictures that are there."""
-    place = standing.task.folder or Path()
-    if shown:
-        console.print(bold(place), f"is finished already; {again} starts over")
-    return sorted(place.glob("*.png"))
-
-
 def identity(experiment: Experiment) -> dict[str, Any]:
     """What a checkpoint must have in common with a run that is resumed from it."""
-    digest = hashlib.sha256()
-    partition = experiment.partition
+    digest, partition = hashlib.sha256(), experiment.partition
     for rows in (*partition.train, *partition.test, *partition.validation):
         digest.update(f"{len(rows)} ".encode())
         digest.update(np.ascontiguousarray(rows, np.int32).tobytes())
@@ -217,23 +259,14 @@ def identity(experiment: Experiment) -> dict[str, Any]:
     return {"config": experiment.config.as_dict(), "data": data, "split": parts}
 
 
-def save(experiment: Experiment, checkpoints: Checkpoints) -> None:
-    """Saves an experiment as it stands after its last round, in the background."""
-    details, arrays = experiment.history()
-    score = experiment.records[-1].mean_accuracy
-    checkpoints.save(experiment.round, experiment.state, arrays, details, score)
-
-
 def resume(experiment: Experiment, checkpoints: Checkpoints) -> bool:
     """Puts a new experiment where its newest good checkpoint was; False: there is none."""
-    mine = identity(experiment)
+    mine, processes = checkpoints.identity, experiment.programs.processes
     for manifest in checkpoints.manifests().values():
         other = [what for what in ("data", "split") if manifest[what] != mine[what]]
-        refuse_others(
-            checkpoints.folder,
-            [f"{one}: sha256 {manifest[one][:16]}… → {mine[one][:16]}…" for one in other],
-        )
-    saved, processes = checkpoints.load(experiment.state), experiment.programs.processes
+        words = [f"{one}: sha256 {manifest[one][:16]}… → {mine[one][:16]}…" for one in other]
+        refuse_others(checkpoints.folder, words)
+    saved = checkpoints.load(experiment.state)
     if processes.count > 1:
         processes.any(False)  # all have read what they need
         checkpoints.clean()  # half-written folders: one of them could be taken for a new one
@@ -242,6 +275,19 @@ def resume(experiment: Experiment, checkpoints: Checkpoints) -> bool:
     experiment.state = saved.state
     experiment.resume(saved.details, saved.arrays)
     return True
+
+
+def _load(experiment: Experiment, standing: Standing, log: Log) -> None:
+    """Puts an experiment where a finished run left it: records, clients and server."""
+    place, processes = standing.task.folder or Path(), experiment.programs.processes
+    checkpoints = Checkpoints(checkpoint_folder(place), identity(experiment), log, processes)
+    with contextlib.closing(checkpoints):
+        if resume(experiment, checkpoints) and experiment.round == experiment.config.rounds:
+            return
+    raise PfedafmError(
+        f"{place} is finished, and there is no checkpoint of its last round to load; its numbers "
+        f"are in {place}/, pfedafm_jax.results.read_run reads them; {START_OVER}"
+    )
 
 
 def logger(progress: bool) -> Log:

@@ -84,12 +84,10 @@ def look(
         accepted = f"{done} or more, since {place} has done {done} already ({ELSEWHERE})"
         raise bad("rounds", config.rounds, accepted)
     if finished and not saved and not longer:
-        raise PfedafmError(
-            f"{place} is finished after {finished} rounds and has no checkpoint to resume from; "
-            + ELSEWHERE
-        )
+        words = f"is finished after {finished} rounds and has no checkpoint to resume from"
+        raise PfedafmError(f"{place} {words}; {ELSEWHERE}")
     if jax.process_index() == 0:  # the one that writes
-        RunFolder(place).check()
+        RunFolder(place).check(known=run is not None)
         check_writable(checkpoint_folder(place))
     if fresh or (finished and not saved) or any(differences(one, config) for one in stored):
         return standing("again", rounds_done=0)

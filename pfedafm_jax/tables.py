@@ -26,8 +26,8 @@ def table(runs: Sequence[Run]) -> pd.DataFrame:
     """One row a run, by its label: settings that differ, `finished`, the numbers of the summary."""
     names = [name for name in differing(runs) if name not in ("method", "dataset")]
     rows = [
-        {**{name: run.settings.get(name) for name in names}, "finished": run.finished}
-        | run.summary.as_dict()
+        {name: run.settings.get(name) for name in names}
+        | {"finished": run.finished, **run.summary.as_dict()}
         for run in runs
     ]
     frame = pd.DataFrame(rows, index=pd.Index(labels(runs), name="run"))
@@ -63,25 +63,18 @@ def mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, fl
 
 def cells(frame: pd.DataFrame) -> list[list[str]]:
     """What `over_seeds` gives, for people: accuracies in percent, floats and FLOPs with a unit."""
+
+    def cell(name: str, value: float, deviation: float) -> str:
+        if name.endswith(("accuracy", "over_clients")):
+            return percent(value, deviation)
+        return "–" if np.isnan(value) else f"{value:.0f}" if name == "seconds" else human(value)
+
     rows = []
     for label, row in frame.to_dict("index").items():
-        diverged = row["diverged", "round"]
-        words = [
-            str(label) + ("" if np.isnan(diverged) else f" (diverged at round {diverged:.0f})")
-        ]
-        for name in COLUMNS:
-            value, deviation = row[name, "mean"], row[name, "deviation"]
-            if name.endswith(("accuracy", "over_clients")):
-                words.append(percent(value, deviation))
-            else:
-                words.append(
-                    "–"
-                    if np.isnan(value)
-                    else f"{value:.0f}"
-                    if name == "seconds"
-                    else human(value)
-                )
-        rows.append(words)
+        first = row["diverged", "round"]
+        note = "" if np.isnan(first) else f" (diverged at round {first:.0f})"
+        numbers = (cell(name, row[name, "mean"], row[name, "deviation"]) for name in COLUMNS)
+        rows.append([f"{label}{note}", *numbers])
     return rows
 
 
@@ -106,9 +99,8 @@ def percent(value: float | None, deviation: float | None = None) -> str:
     """
     if value is None or np.isnan(value):
         return "–"
-    return f"{100 * value:.2f}" + (
-        "" if deviation is None or np.isnan(deviation) else f" ± {100 * deviation:.2f}"
-    )
+    wide = "" if deviation is None or np.isnan(deviation) else f" ± {100 * deviation:.2f}"
+    return f"{100 * value:.2f}{wide}"
 
 
 def human(number: float) -> str:

@@ -87,9 +87,8 @@ def test_the_same_call_loads_a_finished_run(in_folder, settings, dataset, partit
     experiment, folder = in_folder
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
     again = run(settings, dataset, partition, run_dir=folder)
-    assert "is finished already; fresh=True starts over" in capsys.readouterr().out.replace(
-        "\n", ""
-    )
+    said = capsys.readouterr().out.replace("\n", "")
+    assert "is finished already" in said and "fresh=True) starts over" in said
     assert again.records == experiment.records and weights(again) == weights(experiment)
     np.testing.assert_array_equal(
         again.per_client()["accuracy"], experiment.per_client()["accuracy"]
