@@ -37,8 +37,7 @@ class Options:
     more: argparse.Namespace  # options of one command alone
 
     def start(self, devices: int) -> bool:
-        """Meets the other processes, if there are any, and sets up the devices; whether this
-        process is the first."""
+        """Meets other processes and sets up the devices; whether this process is the first."""
         if self.more.coordinator is not None:
             join(self.more.coordinator, self.more.num_processes, self.more.process_id)
         setup_devices(devices)
@@ -61,19 +60,15 @@ def guarded(main: Callable[[list[str]], int]) -> NoReturn:
     """
     try:
         sys.exit(main(sys.argv[1:]))
-    except Interrupted as stopped:
-        _leave(str(stopped), stopped.exit_code)
     except PfedafmError as error:
-        _leave(f"error: {error}", error.exit_code)
+        stopped = isinstance(error, Interrupted)
+        message, code = f"{'' if stopped else 'error: '}{error}", error.exit_code
     except OSError as error:  # a disk that is full, or gone, outside the rounds
-        _leave(f"error: {error}", 1)
+        message, code = f"error: {error}", 1
     except MemoryError as error:
-        _leave(f"error: not enough memory on this machine ({error})", 1)
+        message, code = f"error: not enough memory on this machine ({error})", 1
     except KeyboardInterrupt:
-        _leave("\ninterrupted", 130)
-
-
-def _leave(message: str, code: int) -> NoReturn:
+        message, code = "\ninterrupted", 130
     print(clean(message), file=sys.stderr, flush=True)
     if jax.distributed.is_initialized():
         os._exit(code)  # the usual way out waits for the other processes, which may be gone
@@ -83,54 +78,32 @@ def _leave(message: str, code: int) -> NoReturn:
 def option_parser(program: str, everything: bool = True) -> Parser:
     """What is no setting: where to begin, where files are, who watches, which processes."""
     parser = Parser(prog=program)
-    add = parser.add_argument_group("Run").add_argument
+    add, several = (
+        parser.add_argument_group("Run").add_argument,
+        {"action": "append", "default": []},
+    )
     add("--config", nargs="?", const="", default="hetero_cifar10", metavar="NAME",
         help="named settings, or a TOML file; alone: list them")  # fmt: skip
-    add(
-        "--preset",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="settings laid over it, e.g. authors_code",
-    )
-    add(
-        "--paper",
-        nargs="?",
-        const=100,
-        type=int,
-        metavar="N",
-        help="the paper's length; N = 100, 50 or 10 clients",
-    )
+    add("--preset", metavar="NAME", help="settings laid over it, e.g. authors_code", **several)
+    add("--paper", nargs="?", const=100, type=int, metavar="N",
+        help="the paper's length; N = 100, 50 or 10 clients")  # fmt: skip
     add("--run-dir", metavar="DIR", help="where the run's files go (runs/NAME)")
     add("--data-dir", metavar="DIR", help="folder or archive with the dataset")
     add(
         "--plugin",
-        action="append",
-        default=[],
         metavar="FILE.py",
         help="your methods and networks (docs/extending.md)",
+        **several,
     )
     add("--fresh", action="store_true", help="start over even if the run is there already")
     add("--tensorboard", action="store_true", help="write TensorBoard's files into the run folder")
     add("--wandb", metavar="PROJECT", help="log to Weights & Biases (pip install wandb)")
-    add(
-        "--coordinator",
-        metavar="HOST:PORT",
-        help="where several processes meet; auto: as Slurm says",
-    )
-    beside = parser.add_argument_group("Processes, beside --coordinator").add_argument
-    beside(
-        "--num-processes",
-        type=int,
-        metavar="P",
-        help="how many processes" if everything else argparse.SUPPRESS,
-    )
-    beside(
-        "--process-id",
-        type=int,
-        metavar="I",
-        help="which this is, 0 to P - 1" if everything else argparse.SUPPRESS,
-    )
+    add("--coordinator", metavar="HOST:PORT",
+        help="where several processes meet; auto: as Slurm says")  # fmt: skip
+    add = parser.add_argument_group("Processes, beside --coordinator").add_argument
+    hidden = None if everything else argparse.SUPPRESS
+    add("--num-processes", type=int, metavar="P", help=hidden or "how many processes")
+    add("--process-id", type=int, metavar="I", help=hidden or "which this is, 0 to P - 1")
     return parser
 
 
@@ -140,8 +113,7 @@ def parse(
     description: str,
     add_options: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
 ) -> tuple[Config, Options]:
-    """Settings by `--config`, `--preset` and `--paper`, each over the one before; explicit flags
-    over all.
+    """Settings by `--config`, `--preset` and `--paper`, each over the one before; flags over all.
 
     Args:
         argv: the words of the command line.
@@ -159,9 +131,8 @@ def parse(
     for plugin in own.plugin:
         load_plugin(plugin)
     if own.coordinator is None and (own.num_processes, own.process_id) != (None, None):
-        raise PfedafmError(
-            "num_processes and process_id are used beside --coordinator ADDRESS:PORT, which is missing"
-        )
+        beside = "are used beside --coordinator ADDRESS:PORT, which is missing"
+        raise PfedafmError(f"num_processes and process_id {beside}")
     if own.config == "" and not asks_help:
         print_configs()
         sys.exit(0)
@@ -177,9 +148,7 @@ def parse(
     config = given(config, rest, options).check()
     check_name(config.dataset)
     name = run_name(named)
-    if (
-        named in config_names()
-    ):  # which is not the whole story where the data or the method is another
+    if named in config_names():  # which is not the whole story with other data or another method
         if config.dataset != base.dataset:
             name = run_name(config.dataset.rpartition(":")[2])
         name = name if config.method == "pfedafm" else f"{name}-{config.method}"
@@ -189,8 +158,7 @@ def parse(
 
 
 def run_name(config: str) -> str:
-    """The name of a run, from the name or the file of its configuration: one folder name, never a
-    path.
+    """The name of a run, from that of its configuration or file: one folder name, never a path.
 
     >>> run_name("hetero_cifar10"), run_name("../my settings.toml"), run_name("...toml")
     ('hetero_cifar10', 'my_settings', 'run')

@@ -168,17 +168,13 @@ class Config(Machine, Training, Clients, Data):
     """
 
     settings: tuple[MethodSettings, ...] = ()
-    """Settings of methods, at most one a method; of a method that is not here the defaults
-    count."""
+    """At most one a method; of a method that is not here the defaults count."""
 
     def __post_init__(self):
-        given = self.settings
-        if not isinstance(given, tuple | list) or not all(
-            isinstance(one, MethodSettings) for one in given
-        ):
-            raise bad(
-                "settings", given, "a tuple of methods' settings, such as FML.Settings(alpha=0.3)"
-            )
+        given: Any = self.settings if isinstance(self.settings, tuple | list) else [None]
+        if not all(isinstance(one, MethodSettings) for one in given):
+            accepted = "a tuple of methods' settings, such as FML.Settings(alpha=0.3)"
+            raise bad("settings", self.settings, accepted)
         for one in given:
             check_settings(one, f"{one.method}.")
         latest = {one.method: one for one in given}
@@ -188,8 +184,7 @@ class Config(Machine, Training, Clients, Data):
 
     @classmethod
     def load(cls, name: str | Path) -> "Config":
-        """The named configuration (`hetero_cifar10`), or the TOML file (`mine.toml`), over the
-        defaults.
+        """The named configuration (`hetero_cifar10`), or the TOML file (`mine.toml`).
 
         >>> Config.load("hetero_cifar100").classes_per_client
         10
@@ -197,9 +192,8 @@ class Config(Machine, Training, Clients, Data):
         names = config_names()
         if str(name) not in names and not str(name).endswith(".toml"):
             raise bad("config", str(name), f"{known(name, names)}, or a TOML file")
-        return updated(
-            Config(), read_toml(CONFIGS / f"{name}.toml" if str(name) in names else Path(name))
-        )
+        path = CONFIGS / f"{name}.toml" if str(name) in names else Path(name)
+        return updated(Config(), read_toml(path))
 
     def of(self, kind: type[Own]) -> Own:
         """The settings of one method: `config.of(FML.Settings).alpha`."""
@@ -207,8 +201,7 @@ class Config(Machine, Training, Clients, Data):
         return cast(Own, found[0]) if found else kind()
 
     def __getattr__(self, name: str) -> Any:
-        # `config.fml`: the settings of a registered method, the defaults where nothing else was
-        # said.
+        # `config.fml`: the settings of a registered method.
         if name not in METHOD_SETTINGS:
             raise AttributeError(f"Config has no setting {name!r}{suggestion(name, _names())}")
         return self.of(METHOD_SETTINGS[name])
@@ -237,98 +230,64 @@ class Config(Machine, Training, Clients, Data):
         check_settings(self)
         if self.method not in METHOD_SETTINGS:
             raise bad("method", self.method, known(self.method, METHOD_SETTINGS))
-        self._check_data(dataset)
-        if self.num_participants < 1:
-            least = f"at least {1 / self.num_clients:g}: one of {self.num_clients} clients a round"
-            raise bad("participation", self.participation, least)
-        if not self.architectures:
-            raise bad(
-                "architectures",
-                self.architectures,
-                f"at least one of {', '.join(extractor_names())}",
-            )
-        for name in (*self.architectures, self.shared_extractor):
-            if name not in extractor_names():
-                setting = "shared_extractor" if name == self.shared_extractor else "architectures"
-                raise bad(setting, name, known(name, extractor_names()))
-        return self
-
-    def _check_data(self, dataset: "Dataset | None") -> None:
         if self.image_size and not self.dataset.startswith(("folder:", "tfds:")):
-            raise bad(
-                "image_size",
-                self.image_size,
-                f"0 (as they are) for {self.dataset}, where all have one size",
-            )
+            accepted = f"0 (as they are) for {self.dataset}, where all have one size"
+            raise bad("image_size", self.image_size, accepted)
         least = 6 * self.synthetic_classes
         if self.dataset == "synthetic" and self.synthetic_samples < least:
-            raise bad(
-                "synthetic_samples",
-                self.synthetic_samples,
-                f"at least {least} for {self.synthetic_classes} classes",
-            )
-        named = {"cifar10": 10, "cifar100": 100, "synthetic": self.synthetic_classes}.get(
-            self.dataset
-        )
-        classes = named if dataset is None else dataset.num_classes
+            accepted = f"at least {least} for {self.synthetic_classes} classes"
+            raise bad("synthetic_samples", self.synthetic_samples, accepted)
+        named = {"cifar10": 10, "cifar100": 100, "synthetic": self.synthetic_classes}
+        classes = named.get(self.dataset) if dataset is None else dataset.num_classes
         if classes == 1:
             raise bad("dataset", self.dataset, "data of two or more classes; this has one only")
         if classes and self.partition == "pathological" and self.classes_per_client > classes:
-            raise bad(
-                "classes_per_client",
-                self.classes_per_client,
-                f"1 to {classes}, the classes of {self.dataset}",
-            )
+            accepted = f"1 to {classes}, the classes of {self.dataset}"
+            raise bad("classes_per_client", self.classes_per_client, accepted)
         channels = 3 if dataset is None else dataset.image_shape[-1]
         if self.normalisation == "imagenet" and channels != 3:
-            raise bad(
-                "normalisation",
-                "imagenet",
-                f"dataset, for images that have {channels} and not 3 channels",
-            )
+            accepted = f"dataset, for images that have {channels} and not 3 channels"
+            raise bad("normalisation", "imagenet", accepted)
+        if self.num_participants < 1:
+            least = f"at least {1 / self.num_clients:g}: one of {self.num_clients} clients a round"
+            raise bad("participation", self.participation, least)
+        names = extractor_names()
+        if not self.architectures:
+            raise bad("architectures", self.architectures, f"at least one of {', '.join(names)}")
+        for name in (*self.architectures, self.shared_extractor):
+            if name not in names:
+                setting = "shared_extractor" if name == self.shared_extractor else "architectures"
+                raise bad(setting, name, known(name, names))
+        return self
 
     def as_dict(self) -> dict[str, Any]:
-        """What decides the run, as JSON has it: all settings, and all of its own method's by the
-        method's name."""
+        """What decides the run, as JSON has it: all settings, and under its method's name those of
+        the method."""
         values = {name: getattr(self, name) for name in settings_of(Config)}
-        registered = self.method in METHOD_SETTINGS
-        return values | (
-            {self.method: dataclasses.asdict(getattr(self, self.method))} if registered else {}
-        )
+        if self.method in METHOD_SETTINGS:
+            values[self.method] = dataclasses.asdict(getattr(self, self.method))
+        return values
 
     def toml(self, comment: str = "") -> str:
         """The settings that differ from the defaults, as a file that `load` reads."""
-        lines = [f"# {line}".rstrip() for line in comment.splitlines()] + ["", *_assignments(self)]
-        for own in self.settings:
-            lines += ["", f"[{own.method}]", *_assignments(own)]
+        lines = [f"# {line}".rstrip() for line in comment.splitlines()] + [""]
+        for owner in (self, *self.settings):
+            lines += ["", f"[{owner.method}]"] if owner is not self else []
+            for name, setting in settings_of(type(owner)).items():
+                value = getattr(owner, name)
+                if value not in (setting.default, None):
+                    lines.append(f"{name} = {json.dumps(value)}")
         return "\n".join(lines) + "\n"
-
-
-def _assignments(settings: Any) -> list[str]:
-    values = {
-        name: (getattr(settings, name), one.default)
-        for name, one in settings_of(type(settings)).items()
-    }
-    return [
-        f"{name} = {json.dumps(new)}"
-        for name, (new, old) in values.items()
-        if new not in (old, None)
-    ]
 
 
 def _names() -> list[str]:
     return [*settings_of(Config), *METHOD_SETTINGS]
 
 
-# ----------------------------------------------------------------------------------- named settings
-
-
 def updated(config: Config, values: Mapping[str, Any]) -> Config:
-    """`config` with some settings changed; a dictionary under a method's name changes that method's
-    settings.
+    """`config` with some settings changed; a dictionary under a method's name changes the method's.
 
-    A learning rate that is set is that of every method, but for those that `values` says otherwise
-    about.
+    A learning rate that is set is that of every method, but for those with one in `values`.
 
     >>> updated(Config(), {"rounds": 5, "pfedafm": {"mix_fixed": 0.5}}).pfedafm.mix_fixed
     0.5
@@ -352,11 +311,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The settings of a file, as they stand there."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (
-        OSError,
-        ValueError,
-        RecursionError,
-    ) as error:  # a name or a content that no such file can have
+    except (OSError, ValueError, RecursionError) as error:  # of the name or of the content
         raise PfedafmError(f"cannot read the configuration {path}: {error}") from error
 
 

@@ -1,5 +1,4 @@
-"""Every setting as a flag of the command line: their spelling, their groups in the help, their
-values."""
+"""Every setting as a flag of the command line: its spelling, its group in the help, its value."""
 
 import argparse
 from functools import partial
@@ -9,20 +8,21 @@ from typing import Any, NoReturn
 from pfedafm_jax.config import GROUPS, METHOD_SETTINGS, Config, updated
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.models import extractor_names
-from pfedafm_jax.settings import Setting, settings_of, suggestion
+from pfedafm_jax.settings import settings_of, suggestion
 
 ALIASES = {
-    "lr": "learning-rate", "epochs": "local-epochs", "batch": "batch-size", "bs": "batch-size", "clients": "num-clients",
-    "fraction": "participation", "wd": "weight-decay", "data": "dataset", "model": "architectures",
-    "models": "architectures", "arch": "architectures", "lr-mix": "pfedafm.mix-learning-rate",
-    "mix-lr": "pfedafm.mix-learning-rate", "output": "run-dir", "out": "run-dir", "algorithm": "method",
+    "lr": "learning-rate", "epochs": "local-epochs", "batch": "batch-size", "bs": "batch-size",
+    "clients": "num-clients", "fraction": "participation", "wd": "weight-decay", "data": "dataset",
+    "model": "architectures", "models": "architectures", "arch": "architectures",
+    "lr-mix": "pfedafm.mix-learning-rate", "mix-lr": "pfedafm.mix-learning-rate",
+    "output": "run-dir", "out": "run-dir", "algorithm": "method",
 }  # fmt: skip
 """Names that people type → ours."""
 
 IN_SHORT = (
-    "method", "dataset", "partition", "classes_per_client", "gamma", "protocol", "num_clients", "participation",
-    "architectures", "shared_extractor", "rounds", "local_epochs", "batch_size", "learning_rate", "seed",
-    "eval_every", "devices", "store", "checkpoint_every",
+    "method", "dataset", "partition", "classes_per_client", "gamma", "protocol", "num_clients",
+    "participation", "architectures", "shared_extractor", "rounds", "local_epochs", "batch_size",
+    "learning_rate", "seed", "eval_every", "devices", "store", "checkpoint_every",
 )  # fmt: skip
 """Settings that `--help` shows; `--help-all` shows all of them."""
 
@@ -34,67 +34,53 @@ class Formatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=28, width=80)
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        return (
-            str(action.metavar)
-            if action.nargs == "+"
-            else super()._format_args(action, default_metavar)
-        )
+        several = action.nargs == "+"
+        return str(action.metavar) if several else super()._format_args(action, default_metavar)
 
 
 class Parser(argparse.ArgumentParser):
     """Raises our error, without the usage."""
 
     def __init__(self, **more: Any):
-        super().__init__(
-            add_help=False,
-            allow_abbrev=False,
-            usage=argparse.SUPPRESS,
-            formatter_class=Formatter,
-            **more,
-        )
+        usual: Any = {"add_help": False, "allow_abbrev": False, "usage": argparse.SUPPRESS}
+        super().__init__(formatter_class=Formatter, **usual, **more)
 
     def error(self, message: str) -> NoReturn:
         raise PfedafmError(message)
 
 
 def setting_parser(config: Config, everything: bool = True) -> Parser:
-    """A flag for every setting, in groups, with the values of `config`; those of methods as
-    `--fml.alpha`."""
+    """A flag for every setting, in groups, with the values of `config`; a method's: `--fml.alpha`.
+
+    `everything`: with whole texts and rare settings, as `--help-all` has it.
+    """
     parser = Parser(argument_default=argparse.SUPPRESS)
-
-    def add(group: Any, owner: Any, name: str, setting: Setting, prefix: str = "") -> None:
-        value = getattr(owner, name)
-        shown = ",".join(value) if isinstance(value, tuple) else str(value)
-        shown = shown.lower() if isinstance(value, bool | None) else shown
-        text = (
-            setting.help
-            if everything
-            else shorten(setting.help.split(". ")[0], 51, placeholder=" …")
-        )
-        more: dict[str, Any] = {
-            "type": partial(setting.read, prefix=prefix),
-            "metavar": shorten(shown, 20) or "…",
-        }
-        if setting.kind is bool:
-            more |= {"nargs": "?", "const": True}
-        elif setting.kind is tuple:
-            more = {"nargs": "+", "metavar": shown if everything else "A,B"}
-        hidden = not everything and prefix + name not in IN_SHORT
-        text = argparse.SUPPRESS if hidden else text.replace("%", "%%")
-        flag = prefix + name.replace("_", "-")
-        group.add_argument(f"--{flag}", dest=prefix + name, help=text, **more)
-        if setting.kind is bool:
-            more = {"action": "store_false", "help": argparse.SUPPRESS}
-            group.add_argument(f"--no-{flag}", dest=prefix + name, **more)
-
-    for kind in GROUPS:
-        group = parser.add_argument_group(kind.__name__)
+    owners: list[Any] = [(kind.__name__, "", config, kind) for kind in GROUPS]
+    for method, kind in METHOD_SETTINGS.items():
+        owners.append((f"Method {method}", f"{method}.", getattr(config, method), kind))
+    for heading, prefix, owner, kind in owners:
+        group = parser.add_argument_group(heading)
         for name, setting in settings_of(kind).items():
-            add(group, config, name, setting)
-    for method in METHOD_SETTINGS:
-        group, settings = parser.add_argument_group(f"Method {method}"), getattr(config, method)
-        for name, setting in settings_of(type(settings)).items():
-            add(group, settings, name, setting, f"{method}.")
+            value, text = getattr(owner, name), setting.help
+            shown = ",".join(value) if isinstance(value, tuple) else str(value)
+            shown = shown.lower() if isinstance(value, bool | None) else shown
+            if not everything:
+                text = shorten(text.split(". ")[0], 51, placeholder=" …")
+            if not everything and prefix + name not in IN_SHORT:
+                text = argparse.SUPPRESS
+            more: dict[str, Any] = {"metavar": shorten(shown, 20) or "…"}
+            if setting.kind is tuple:
+                more = {"nargs": "+", "metavar": shown if everything else "A,B"}
+            else:
+                more["type"] = partial(setting.read, prefix=prefix)
+            if setting.kind is bool:
+                more |= {"nargs": "?", "const": True}
+            names: dict[str, Any] = {"dest": prefix + name, "help": text.replace("%", "%%")}
+            flag = prefix + name.replace("_", "-")
+            group.add_argument(f"--{flag}", **names, **more)
+            if setting.kind is bool:
+                names["help"] = argparse.SUPPRESS
+                group.add_argument(f"--no-{flag}", action="store_false", **names)
     return parser
 
 
@@ -105,9 +91,8 @@ def spelled(word: str) -> str:
     flag, equals, value = word[2:].partition("=")
     method, dot, name = flag.removeprefix("no-").rpartition(".")
     method, name = method.replace("-", "_"), name.replace("_", "-")
-    off = (
-        "no-" if flag.startswith("no-") or (dot and name.startswith("no-")) else ""
-    )  # --fml.no-detach-targets
+    # --fml.no-detach-targets
+    off = "no-" if flag.startswith("no-") or (dot and name.startswith("no-")) else ""
     name = name.removeprefix("no-") if dot else name
     return f"--{off}{method}{dot}{ALIASES.get(name, name)}{equals}{value}"
 
@@ -134,13 +119,11 @@ def given(config: Config, words: list[str], options: Parser) -> Config:
     if unknown:
         flag = unknown[0].partition("=")[0]
         if not flag.startswith("-"):
-            raise PfedafmError(
-                f"{unknown[0]!r} belongs to no option; settings are given as --SETTING VALUE"
-            )
+            usual = "settings are given as --SETTING VALUE"
+            raise PfedafmError(f"{unknown[0]!r} belongs to no option; {usual}")
         flags = [word for one in (parser, options) for word in one._option_string_actions]
-        near = suggestion(flag, flags) or suggestion(
-            flag, [word.rpartition(".")[2] for word in flags]
-        )
+        near = suggestion(flag, flags)
+        near = near or suggestion(flag, [word.rpartition(".")[2] for word in flags])
         raise PfedafmError(f"unknown option {flag}{near}; --help and --help-all say what there is")
     values: dict[str, Any] = {}
     for name, value in vars(found).items():

@@ -1,5 +1,4 @@
-"""`--plugin FILE.py`: methods and extractors from a file of one's own, registered before settings
-are read."""
+"""`--plugin FILE.py`: methods and extractors of one's own, registered before settings are read."""
 
 import importlib.util
 import sys
@@ -28,18 +27,8 @@ def load_plugin(path: str | Path) -> None:
     except PfedafmError as error:
         raise PfedafmError(f"plugin {path}: {error}") from error
     except (Exception, SystemExit) as error:  # the file may fail in any way; say where
-        frames = [
-            frame
-            for frame in traceback.extract_tb(error.__traceback__)
-            if frame.filename == spec.origin
-        ]
-        line = (
-            getattr(error, "lineno", None)
-            if isinstance(error, SyntaxError)
-            else frames[-1].lineno
-            if frames
-            else None
-        )
-        raise PfedafmError(
-            f"plugin {path}, line {line}: {type(error).__name__}: {error}"
-        ) from error
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == spec.origin]
+        line = error.lineno if isinstance(error, SyntaxError) else (lines or [None])[-1]
+        words = f"plugin {path}, line {line}: {type(error).__name__}: {error}"
+        raise PfedafmError(words) from error

@@ -1,5 +1,4 @@
-"""Named sets of settings that are laid over a configuration: `presets.toml`, and the paper's own
-length."""
+"""Settings laid over a configuration: those of `presets.toml`, and the paper's own length."""
 
 from functools import cache
 from pathlib import Path
@@ -29,23 +28,18 @@ def with_preset(config: Config, preset: str) -> Config:
     if preset != "authors_code":
         return new
     # The released scripts differ between datasets and between one and several architectures.
-    homogeneous = len(config.architectures) == 1
-    return updated(
-        new,
-        {
-            "normalisation": "imagenet" if config.dataset == "cifar10" else "dataset",
-            "shared_extractor": "cnn1" if homogeneous else "cnn5",
-            "pfedafm": {"mix_learning_rate": 0.1 if homogeneous else 0.01},
-        },
-    )
+    alone = len(config.architectures) == 1
+    own = {
+        "normalisation": "imagenet" if config.dataset == "cifar10" else "dataset",
+        "shared_extractor": "cnn1" if alone else "cnn5",
+        "pfedafm": {"mix_learning_rate": 0.1 if alone else 0.01},
+    }
+    return updated(new, own)
 
 
 def paper_scale(config: Config, num_clients: int = 100) -> Config:
-    """The paper's own length, T = 500 and E = 10 at a learning rate of 0.01, at one of its three
-    columns of N and C."""
+    """The paper's own length, T = 500 and E = 10 at a learning rate of 0.01, at one of its N."""
     if num_clients not in PAPER_COLUMNS:
         raise bad("paper", num_clients, "10, 50 or 100 clients (with C = 100 %, 20 %, 10 %)")
-    length = {"rounds": 500, "local_epochs": 10, "learning_rate": 0.01}
-    return updated(
-        config, length | {"num_clients": num_clients, "participation": PAPER_COLUMNS[num_clients]}
-    )
+    share = {"num_clients": num_clients, "participation": PAPER_COLUMNS[num_clients]}
+    return updated(config, {"rounds": 500, "local_epochs": 10, "learning_rate": 0.01, **share})

@@ -1,5 +1,4 @@
-"""What a setting is: a typed field of a frozen dataclass with its default, its range and its
-meaning.
+"""What a setting is: a typed field of a frozen dataclass with default, range and meaning.
 
     rounds: Count = 40
     \"\"\"Communication rounds, the paper's T.\"\"\"
@@ -15,10 +14,12 @@ import inspect
 import itertools
 import math
 import textwrap
+import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
 from functools import cache
 from operator import ge, gt, le, lt
+from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -34,21 +35,23 @@ Count = Annotated[int, Ge(1), Le(10_000_000)]
 Epochs = Annotated[int, Ge(1), Le(1_000_000)]
 
 Kind = TypeVar("Kind")
+_KINDS = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "a text",
+    tuple: "a tuple of names",
+}  # fmt: skip
 _LIMITS = {Ge: (" from ", ge), Gt: (" above ", gt), Le: (" to ", le), Lt: (", below ", lt)}
 
 
 @cache
 def numbers(kind: type) -> list[str]:
-    """The settings of a class that are numbers to tune, and data of compiled programs: its
-    floats."""
+    """A class's floats: settings that are numbers to tune, and data of compiled programs."""
     # By the types alone, without `settings_of`: this is asked while programs are traced.
     return [name for name, hint in get_type_hints(kind).items() if float in (hint, *get_args(hint))]
 
 
 @dataclass(frozen=True)
 class MethodSettings:
-    """Base of every method's `Settings`. Floats are numbers to tune; all else decides the
-    structure."""
+    """Base of every method's `Settings`. Floats are numbers to tune; all else is structure."""
 
     method: ClassVar[str] = ""  # whose settings these are; set where the method is defined
 
@@ -57,9 +60,6 @@ class MethodSettings:
 
     def __init_subclass__(cls):
         register(cls, numbers)
-
-
-# ------------------------------------------------------------------------------------------- errors
 
 
 def bad(setting: str, value: Any, accepted: str) -> PfedafmError:
@@ -83,9 +83,6 @@ def known(name: object, names: Iterable[str]) -> str:
     return ", ".join(names) + suggestion(name, names)
 
 
-# -------------------------------------------------------------------------------------- one setting
-
-
 @dataclass(frozen=True)
 class Setting:
     """One field as its declaration says."""
@@ -103,18 +100,10 @@ class Setting:
         """What may be given, in words: `a whole number from 1 to 10,000,000`."""
         if self.choices:
             return ", ".join(self.choices)
-        names = {
-            bool: "true or false",
-            int: "a whole number",
-            float: "a number",
-            str: "a text",
-            tuple: "a tuple of names",
-        }
-        limits = (
-            word + (f"{end:,}" if isinstance(end, int) else f"{end:g}")
-            for word, _, end in self.limits
-        )
-        return names[self.kind] + "".join(limits) + (" or none" if self.optional else "")
+        words = _KINDS[self.kind]
+        for word, _, end in self.limits:
+            words += word + (f"{end:,}" if isinstance(end, int) else f"{end:g}")
+        return words + (" or none" if self.optional else "")
 
     def check(self, value: Any, prefix: str = "") -> None:
         """Raises where a value is of another type, out of range or none of the choices."""
@@ -130,20 +119,16 @@ class Setting:
             return False
         if isinstance(value, float) and not math.isfinite(value):
             return False
-        return (not self.choices or value in self.choices) and all(
-            holds(value, end) for _, holds, end in self.limits
-        )
+        within = all(holds(value, end) for _, holds, end in self.limits)
+        return within and (not self.choices or value in self.choices)
 
     def read(self, text: str, prefix: str = "") -> Any:
         """A value from the command line."""
         if self.optional and text.lower() == "none":
             return None
         try:
-            return (
-                {"true": True, "false": False}[text.lower()]
-                if self.kind is bool
-                else self.kind(text)
-            )
+            words = {"true": True, "false": False}
+            return words[text.lower()] if self.kind is bool else self.kind(text)
         except (ValueError, KeyError):
             raise bad(prefix + self.name, text, self.accepted) from None
 
@@ -154,34 +139,20 @@ def settings_of(kind: type) -> dict[str, Setting]:
     that cannot be one."""
     hints, texts, found = get_type_hints(kind, include_extras=True), _texts(kind), {}
     for field in dataclasses.fields(kind):
-        hint = hints[field.name]
+        name, hint, limits = field.name, hints[field.name], ()
         if get_origin(hint) is tuple and get_args(hint) != (str, ...):
             continue  # `Config.settings`, which is made of settings
-        members = (
-            [hint]
-            if get_origin(hint) in (Annotated, Literal, tuple, None)
-            else list(get_args(hint))
-        )
-        inner = [member for member in members if member is not type(None)]
-        limits: tuple[Any, ...] = ()
-        if len(inner) == 1 and get_origin(inner[0]) is Annotated:
-            inner[0], *rest = get_args(inner[0])
-            limits = tuple(
-                (*_LIMITS[type(one)], astuple(one)[0]) for one in rest if type(one) in _LIMITS
-            )
-        base = get_origin(inner[0]) or inner[0]
-        choices = get_args(inner[0]) if base is Literal else ()
-        base = str if choices else base
-        if (
-            len(inner) != 1
-            or base not in (bool, int, float, str, tuple)
-            or field.default is dataclasses.MISSING
-        ):
-            raise TypeError(f"{field.name}: {hint}")
-        optional = type(None) in members
-        found[field.name] = Setting(
-            field.name, base, optional, choices, limits, field.default, texts.get(field.name, "")
-        )
+        either = get_args(hint) if get_origin(hint) in (typing.Union, UnionType) else (hint,)
+        base, *others = [one for one in either if one is not NoneType]
+        if get_origin(base) is Annotated:
+            base, *ends = get_args(base)
+            limits = tuple((*_LIMITS[type(end)], astuple(end)[0]) for end in ends)
+        choices = get_args(base) if get_origin(base) is Literal else ()
+        base = str if choices else get_origin(base) or base
+        if others or base not in _KINDS or field.default is dataclasses.MISSING:
+            raise TypeError(f"{name}: {hint}")
+        more = choices, limits, field.default, texts.get(name, "")
+        found[name] = Setting(name, base, NoneType in either, *more)
     return found
 
 
@@ -191,11 +162,7 @@ def _texts(kind: type) -> dict[str, str]:
     for owner in reversed(kind.__mro__[:-1]):
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
-        except (
-            OSError,
-            TypeError,
-            SyntaxError,
-        ):  # defined in a session or made by a call: no source to read
+        except (OSError, TypeError, SyntaxError):  # defined in a session: no source to read
             continue
         body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
         for field, after in itertools.pairwise(body):
@@ -205,9 +172,6 @@ def _texts(kind: type) -> dict[str, str]:
     return found
 
 
-# ----------------------------------------------------------------------------------- all of a class
-
-
 def check_settings(settings: Any, prefix: str = "") -> None:
     """Raises `PfedafmError` on the first setting that is not of its type or out of its range."""
     for name, setting in settings_of(type(settings)).items():
@@ -215,15 +179,12 @@ def check_settings(settings: Any, prefix: str = "") -> None:
 
 
 def changed(settings: Kind, values: Mapping[str, Any], prefix: str = "") -> Kind:
-    """`settings` with some of them changed; lists, as files have them, become tuples. Checks names
-    only."""
+    """`settings` with some changed; lists, as files have them, become tuples. Checks names only."""
     names = list(settings_of(type(settings)))
     for name in values:
         if name not in names:
             raise PfedafmError(f"unknown setting {prefix + str(name)}; known: {known(name, names)}")
-    new = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
+    new = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
     try:
         return dataclasses.replace(settings, **new)  # type: ignore[type-var]
     except (ValueError, TypeError) as error:  # a `__post_init__` that checks for itself
