@@ -264,7 +264,7 @@ def train(
     params: Tree,
     loss: Callable[[Tree, Batch], jax.Array],
     data: ClientData,
-    optimizer: SGD | Partitioned,
+    optimizer: SGD | Partitioned | None = None,
     *,
     project: Callable[[Tree], Tree] | None = None,
 ) -> Trained:
@@ -280,6 +280,7 @@ def train(
     full_steps = data.num_train // size + ((rest > 0) & ~rest_fits).astype(jnp.int32)
     loop_bound = longest_of(training, full_steps)
     rest_bound = longest_of(training, rest_fits.astype(jnp.int32))
+    optimizer = optimizer or sgd(training)
     state = optimizer.init(params)
 
     def step(epoch_key, order, step_size, index, active, carry):

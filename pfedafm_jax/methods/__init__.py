@@ -34,21 +34,18 @@ def register_method(method: type[Method]) -> type[Method]:
     ('lonely', True)
     """
     if not (isinstance(method, type) and issubclass(method, Method)):
-        raise PfedafmError(
-            f"{method!r} cannot be registered; accepted: a class derived from pfedafm_jax.methods.Method"
-        )
+        accepted = "a class derived from pfedafm_jax.methods.Method"
+        raise PfedafmError(f"{method!r} cannot be registered; accepted: {accepted}")
     name = method.name
     taken = [built_in.name for built_in in _BUILT_IN] + [*settings_of(Config), "settings"]
     if not name.isidentifier() or name in taken:
-        accepted = (
-            "letters, digits and underscores, not the name of a built-in method or of a setting"
-        )
+        accepted = "letters, digits and underscores, no built-in method's name, no setting's name"
         raise bad(f"{method.__name__}.name", name, accepted)
-    missing = [part for part in _REQUIRED if getattr(method, part) is getattr(Method, part)]
+    required = ("init_client", "client_update", "predict", "cost")
+    missing = [part for part in required if getattr(method, part) is getattr(Method, part)]
     if missing:
-        raise PfedafmError(
-            f"method {name!r} lacks {', '.join(missing)}: a method defines {', '.join(_REQUIRED)}"
-        )
+        lacks = f"method {name!r} lacks {', '.join(missing)}"
+        raise PfedafmError(f"{lacks}: a method defines {', '.join(required)}")
     _check_settings(method.Settings, name)
     method.title = method.title if "title" in vars(method) else name
     _METHODS[name], METHOD_SETTINGS[name] = method, method.Settings
@@ -56,20 +53,15 @@ def register_method(method: type[Method]) -> type[Method]:
 
 
 def _check_settings(kind: type[MethodSettings], name: str) -> None:
-    accepted = "a frozen dataclass derived from MethodSettings, of bool, int, float, str or Literal, all with defaults"
+    fields = "of bool, int, float, str or Literal, all with defaults"
+    accepted = f"a frozen dataclass derived from MethodSettings, {fields}"
     try:
-        fine = (
-            issubclass(kind, MethodSettings)
-            and "__dataclass_params__" in vars(kind)
-            and settings_of(kind)
-        )
+        fine = issubclass(kind, MethodSettings) and "__dataclass_params__" in vars(kind)
+        if fine and settings_of(kind):
+            return
     except TypeError as error:
-        raise bad(f"{name}.Settings", kind, f"{accepted} ({error})") from error
-    if not fine:
-        raise bad(f"{name}.Settings", kind, accepted)
-
-
-_REQUIRED = ("init_client", "client_update", "predict", "cost")
+        accepted += f" ({error})"
+    raise bad(f"{name}.Settings", kind, accepted)
 
 
 def method_names() -> list[str]:

@@ -1,9 +1,8 @@
-"""The contract of a method: what one client and the server do. The engine turns it into many
-clients at once.
+"""The contract of a method: what one client and the server do; the engine makes many clients of it.
 
 A method says what a client keeps (`init_client`), what the server broadcasts (`init_server`), what
-a client does with both (`client_update`) and what is judged (`predict`). It never loops over
-clients, averages or evaluates by itself.
+a client does with both (`client_update`) and what is evaluated (`predict`). It never loops over
+clients, averages or evaluates by itself. Types stand here, once for all methods.
 """
 
 from collections.abc import Sequence
@@ -30,19 +29,14 @@ class Update(NamedTuple):
 
     client: Client  # what it keeps until its next visit (`shared_update` leaves it empty)
     upload: dict[str, Tree]  # parts of the server state, as this client would have them
-    weight: dict[
-        str, jax.Array
-    ]  # for each part its weight in the average: a number, or one for each leading row
+    weight: dict[str, jax.Array]  # of each part in the average: a number, or one a leading row
     info: dict[str, jax.Array]  # numbers for the records; `loss` is always there
-    view: Server | None = (
-        None  # what the client predicts with right after training, if not the broadcast it received
-    )
+    view: Server | None = None  # what it predicts with right after training; None: the broadcast
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a visit costs one client: floats sent and received, and floating-point operations of the
-    algorithm."""
+    """What a visit costs one client: floats that travel, and FLOPs of the algorithm."""
 
     floats_up: float
     floats_down: float
@@ -68,20 +62,17 @@ class Method:
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
-    one_network: ClassVar[bool] = (
-        False  # whether every client has the shared extractor, whatever its architecture
-    )
-    Settings: ClassVar[type[MethodSettings]] = (
-        MethodSettings  # a frozen dataclass of the method's own settings
-    )
+    # Whether every client has the shared extractor, whatever its architecture.
+    one_network: ClassVar[bool] = False
+    # A frozen dataclass of the method's own settings.
+    Settings: ClassVar[type[MethodSettings]] = MethodSettings
 
     def __init_subclass__(cls):
         # Each method has a `Settings` of its own, with a learning rate at least, that knows whose
         # it is.
         if "Settings" not in vars(cls):
-            cls.Settings = dataclass(frozen=True)(
-                type("Settings", (cls.Settings,), {"__doc__": "No more settings."})
-            )
+            kind = type("Settings", (cls.Settings,), {"__doc__": "No more settings."})
+            cls.Settings = dataclass(frozen=True)(kind)
         if isinstance(cls.Settings, type) and issubclass(cls.Settings, MethodSettings):
             cls.Settings.method = cls.name
         register(cls, lambda kind: ("settings", "training", "rounds", "seed"))
@@ -95,20 +86,21 @@ class Method:
         architectures: Sequence[Architecture],
     ) -> Self:
         """The method with the settings of `config`."""
-        settings = replace(config.of(cls.Settings), learning_rate=None)  # that is in `training`
-        start = (
-            config.aggregation,
-            config.initialisation,
-            float(config.rounds),
-            np.uint32(config.seed),
+        return cls(
+            settings=replace(config.of(cls.Settings), learning_rate=None),  # that is in `training`
+            training=training,
+            shared=shared,
+            architectures=tuple(architectures),
+            aggregation=config.aggregation,
+            initialisation=config.initialisation,
+            rounds=float(config.rounds),
+            seed=np.uint32(config.seed),
         )
-        return cls(settings, training, shared, tuple(architectures), *start)
 
     @property
     def shared_parts(self) -> tuple[str, ...]:
-        """Parts of a client's state, alike in all architectures, that `shared_update` reads; empty:
-        there is none."""
-        return ()
+        """Parts of a client's state, alike in all architectures, that `shared_update` reads."""
+        return ()  # there is no such stage
 
     def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
         """What a client of this architecture keeps, at the start."""
@@ -127,8 +119,7 @@ class Method:
         data: ClientData,
         weight: jax.Array,
     ) -> Update:
-        """A participant's local work in one round; `weight` is its weight in the average (n_k by
-        default)."""
+        """A participant's local work in one round; `weight` is its weight in the average, n_k."""
         raise TypeError(f"{type(self).__name__} must define client_update")
 
     def shared_update(
@@ -146,12 +137,17 @@ class Method:
     def predict(
         self, architecture: Architecture, client: Client, server: Server, images: jax.Array
     ) -> dict[str, jax.Array]:
-        """Class scores by name; the first is what the method is judged by."""
+        """Class scores `[batch, classes]` by name; the first is what the method is evaluated by."""
         raise TypeError(f"{type(self).__name__} must define predict")
 
     def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
         """What one visit costs a client with this many training samples and classes."""
         raise TypeError(f"{type(self).__name__} must define cost")
+
+    def training_cost(self, floats: float, macs: float, num_train: float) -> Cost:
+        """That of sending and receiving `floats` and training a model of `macs` multiply-adds."""
+        # A step is one pass forward and two backward; a multiply-add is two operations.
+        return Cost(floats, floats, 2.0 * 3 * macs * num_train * self.training.local_epochs)
 
 
 # ------------------------------------------------------------------------------ the one aggregation
@@ -181,8 +177,8 @@ def average(
 ) -> dict[str, Tree]:
     """Sums over clients → weighted means (Eq. 11); what nobody sent keeps its old value.
 
-    >>> server = {"rows": jnp.array([[7.0], [7.0]])}
-    >>> average(server, numerator={"rows": jnp.array([[6.0], [0.0]])}, weight={"rows": jnp.array([3.0, 0.0])})["rows"]
+    >>> old, sums = {"rows": jnp.array([[7.0], [7.0]])}, {"rows": jnp.array([[6.0], [0.0]])}
+    >>> average(old, numerator=sums, weight={"rows": jnp.array([3.0, 0.0])})["rows"]
     Array([[2.],
            [7.]], dtype=float32)
     """

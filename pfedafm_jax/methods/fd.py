@@ -12,16 +12,15 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
+from pfedafm_jax.methods.base import Cost, Server, Tree, Update
 from pfedafm_jax.methods.losses import class_means, class_weights, soft_cross_entropy
-from pfedafm_jax.methods.standalone import init_private_model, private_logits, private_model
-from pfedafm_jax.models import Architecture
+from pfedafm_jax.methods.standalone import Standalone, private_logits, private_model
 from pfedafm_jax.settings import MethodSettings, Positive, Rate
-from pfedafm_jax.training import Batch, ClientData, cross_entropy, mean_over, sgd, train
+from pfedafm_jax.training import Batch, cross_entropy, mean_over, train
 
 
 @dataclass(frozen=True)
-class FD(Method):
+class FD(Standalone):
     """The server holds the table of rows and which of them were ever sent."""
 
     name = "fd"
@@ -41,55 +40,31 @@ class FD(Method):
         whole_table: bool = False
         """Count the whole table as received, not only the rows of a client's own classes."""
 
-    def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
-        return init_private_model(key, architecture)
-
-    def init_server(self, key: jax.Array) -> Server:
+    def init_server(self, key) -> Server:
         classes = self.shared.num_classes
         return {"class_scores": jnp.zeros((classes, classes)), "class_known": jnp.zeros((classes,))}
 
     def outputs(self, logits: jax.Array) -> jax.Array:
         """What is averaged for each class: probabilities, or logits."""
-        return (
-            jax.nn.softmax(logits / self.settings.temperature)
-            if self.settings.outputs == "softmax"
-            else logits
-        )
+        own = self.settings
+        return jax.nn.softmax(logits / own.temperature) if own.outputs == "softmax" else logits
 
     def targets(self, class_scores: jax.Array) -> jax.Array:
         """The table as probabilities `[classes, classes]`, whichever was averaged."""
-        return (
-            class_scores
-            if self.settings.outputs == "softmax"
-            else jax.nn.softmax(class_scores / self.settings.temperature)
-        )
+        own, scores = self.settings, class_scores
+        return scores if own.outputs == "softmax" else jax.nn.softmax(scores / own.temperature)
 
-    def client_update(
-        self,
-        key: jax.Array,
-        architecture: Architecture,
-        client: Client,
-        server: Server,
-        data: ClientData,
-        weight: jax.Array,
-    ) -> Update:
+    def client_update(self, key, architecture, client, server, data, weight) -> Update:
         targets, known = self.targets(server["class_scores"]), server["class_known"]
 
         def loss(params: Tree, batch: Batch) -> jax.Array:
             logits = private_logits(architecture, params, batch.images)
             distillation = known[batch.labels] * soft_cross_entropy(logits, targets[batch.labels])
-            return cross_entropy(
-                logits, batch.labels, batch.weights
-            ) + self.settings.gamma * mean_over(distillation, batch.weights)
+            alone = cross_entropy(logits, batch.labels, batch.weights)
+            return alone + self.settings.gamma * mean_over(distillation, batch.weights)
 
-        trained = train(
-            self.training,
-            jax.random.fold_in(key, 1),
-            private_model(client),
-            loss,
-            data,
-            sgd(self.training),
-        )
+        model = private_model(client)
+        trained = train(self.training, jax.random.fold_in(key, 1), model, loss, data)
 
         def outputs(images: jax.Array) -> jax.Array:
             return self.outputs(private_logits(architecture, trained.params, images))
@@ -99,17 +74,9 @@ class FD(Method):
         weights = dict.fromkeys(upload, class_weights(self.aggregation, counts, weight))
         return Update(trained.params, upload, weights, {"loss": trained.loss})
 
-    def predict(
-        self, architecture: Architecture, client: Client, server: Server, images: jax.Array
-    ) -> dict[str, jax.Array]:
-        return {"private": private_logits(architecture, client, images)}
-
-    def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
+    def cost(self, architecture, num_train, num_classes_seen) -> Cost:
         classes = architecture.num_classes
         received = classes if self.settings.whole_table else num_classes_seen
         passes = 3 * self.training.local_epochs + 1  # the last is the clean pass
-        return Cost(
-            num_classes_seen * classes,
-            received * classes,
-            2.0 * passes * architecture.macs * num_train,
-        )
+        flops = 2.0 * passes * architecture.macs * num_train
+        return Cost(num_classes_seen * classes, received * classes, flops)

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from annotated_types import Ge, Gt, Le, Lt
 from jax import lax
 
-from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
-from pfedafm_jax.methods.fml import init_shared_model, shared_logits
+from pfedafm_jax.methods.base import Client, Cost, Server, Tree, Update
+from pfedafm_jax.methods.fml import PrivateAndShared, shared_logits
 from pfedafm_jax.methods.losses import kl_divergence
-from pfedafm_jax.methods.standalone import init_private_model, private_logits, private_model
+from pfedafm_jax.methods.standalone import private_logits, private_model
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.settings import MethodSettings, Rate, Share
 from pfedafm_jax.training import (
@@ -49,10 +49,8 @@ def ensemble_loss(
     private_target, shared_target = lax.stop_gradient(private), lax.stop_gradient(shared)
 
     def one(logits: jax.Array, target: jax.Array, both: jax.Array) -> jax.Array:
-        alone, together = (
-            cross_entropy(logits, labels, weights),
-            cross_entropy(both, labels, weights),
-        )
+        alone = cross_entropy(logits, labels, weights)
+        together = cross_entropy(both, labels, weights)
         return alone + kl_divergence(target, logits, weights) + together
 
     loss_private = one(private, shared_target, ensemble(weight, private, shared_target))
@@ -63,8 +61,7 @@ def ensemble_loss(
 def split_adaptability(
     seed: int, fraction: float, data: ClientData
 ) -> tuple[ClientData, ClientData]:
-    """(adaptability set, rest) of a client's training data, the same in every round; at least one
-    sample in each.
+    """(adaptability set, rest) of a client's training data, the same in every round, none empty.
 
     Which samples depends on the seed and on the client's data, not on how far its rows are padded.
     """
@@ -79,7 +76,7 @@ def split_adaptability(
 
 
 @dataclass(frozen=True)
-class FedAPEN(Method):
+class FedAPEN(PrivateAndShared):
     """A client keeps its λ as `ensemble_weight`."""
 
     name = "fedapen"
@@ -98,15 +95,10 @@ class FedAPEN(Method):
         adaptability_fraction: Annotated[float, Gt(0), Lt(1)] = 0.05
         """Part of a client's training data that λ is learned on and the models are not."""
 
-    def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
-        weight = {
-            "ensemble_weight": jnp.float32(self.settings.lambda_start),
-            "visited": jnp.float32(0),
-        }
-        return {**init_private_model(key, architecture), **weight}
-
-    def init_server(self, key: jax.Array) -> Server:
-        return {"shared_model": init_shared_model(key, self.shared)}
+    def init_client(self, key, architecture) -> Client:
+        weight = jnp.float32(self.settings.lambda_start)
+        own = {"ensemble_weight": weight, "visited": jnp.float32(0)}
+        return {**super().init_client(key, architecture), **own}
 
     def learn_weight(
         self,
@@ -118,54 +110,33 @@ class FedAPEN(Method):
     ) -> jax.Array:
         """λ after learning on the adaptability set `data`, with both models frozen."""
         size = min(LAMBDA_BATCH, data.train.shape[0])
+        plain = {"momentum": 0.0, "flip": False, "erase": False, "crop": False}
+        epochs = self.settings.lambda_epochs
         training = replace(
-            self.training,
-            batch_size=size,
-            rest_size=size,
-            local_epochs=self.settings.lambda_epochs,
-            momentum=0.0,
-            flip=False,
-            erase=False,
-            crop=False,
+            self.training, batch_size=size, rest_size=size, local_epochs=epochs, **plain
         )
 
         # Frozen models on images that are not augmented: their logits are the same in all epochs.
-        private = extract_all(
-            training, lambda images: private_logits(architecture, client, images), data
-        )
-        shared = extract_all(
-            training,
-            lambda images: shared_logits(self.shared, server["shared_model"], images),
-            data,
-        )
+        def own(images: jax.Array) -> jax.Array:
+            return private_logits(architecture, client, images)
+
+        def received(images: jax.Array) -> jax.Array:
+            return shared_logits(self.shared, server["shared_model"], images)
+
+        private, shared = extract_all(training, own, data), extract_all(training, received, data)
 
         def loss(weight: jax.Array, batch: Batch) -> jax.Array:
             both = ensemble(weight, private[batch.positions], shared[batch.positions])
             return cross_entropy(both, batch.labels, batch.weights)
 
-        optimizer = sgd(
-            training, learning_rate=self.settings.lambda_learning_rate, weight_decay=0.0, clip=False
-        )
-        start = client["ensemble_weight"]
-        return train(
-            training,
-            key,
-            start,
-            loss,
-            data,
-            optimizer,
-            project=lambda weight: jnp.clip(weight, 0.0, 1.0),
-        ).params
+        def project(weight: jax.Array) -> jax.Array:
+            return jnp.clip(weight, 0.0, 1.0)
 
-    def client_update(
-        self,
-        key: jax.Array,
-        architecture: Architecture,
-        client: Client,
-        server: Server,
-        data: ClientData,
-        weight: jax.Array,
-    ) -> Update:
+        rate, start = self.settings.lambda_learning_rate, client["ensemble_weight"]
+        optimizer = sgd(training, learning_rate=rate, weight_decay=0.0, clip=False)
+        return train(training, key, start, loss, data, optimizer, project=project).params
+
+    def client_update(self, key, architecture, client, server, data, weight) -> Update:
         apart, rest = split_adaptability(self.seed, self.settings.adaptability_fraction, data)
         learned = self.learn_weight(jax.random.fold_in(key, 2), architecture, client, server, apart)
         ensemble_weight = jnp.where(client["visited"] > 0, learned, client["ensemble_weight"])
@@ -176,20 +147,15 @@ class FedAPEN(Method):
             return ensemble_loss(ensemble_weight, private, shared, batch.labels, batch.weights)
 
         params = {"model": private_model(client), "shared_model": server["shared_model"]}
-        optimizer = Partitioned({"model": sgd(self.training), "shared_model": sgd(self.training)})
+        optimizer = Partitioned(dict.fromkeys(params, sgd(self.training)))
         trained = train(self.training, jax.random.fold_in(key, 1), params, loss, rest, optimizer)
-        new = {"ensemble_weight": ensemble_weight, "visited": jnp.ones_like(client["visited"])}
-        upload = {"shared_model": trained.params["shared_model"]}
+        own = {"ensemble_weight": ensemble_weight, "visited": jnp.ones_like(client["visited"])}
+        kept, upload = trained.params["model"], {"shared_model": trained.params["shared_model"]}
         info = {"loss": trained.loss, "ensemble_weight": ensemble_weight}
-        # Right after training a client has the shared model it has just trained, not yet the
-        # average.
-        return Update(
-            {**trained.params["model"], **new}, upload, {"shared_model": weight}, info, view=upload
-        )
+        # Right after training a client has the shared model it has just trained.
+        return Update({**kept, **own}, upload, {"shared_model": weight}, info, view=upload)
 
-    def predict(
-        self, architecture: Architecture, client: Client, server: Server, images: jax.Array
-    ) -> dict[str, jax.Array]:
+    def predict(self, architecture, client, server, images) -> dict[str, jax.Array]:
         private = private_logits(architecture, client, images)
         shared = shared_logits(self.shared, server["shared_model"], images)
         return {
@@ -199,13 +165,8 @@ class FedAPEN(Method):
             "equal": ensemble(0.5, private, shared),
         }
 
-    def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
-        both = architecture.macs + self.shared.macs
-        apart = min(
-            max(1, round(self.settings.adaptability_fraction * num_train)), max(num_train - 1, 0)
-        )
-        macs = (
-            3 * both * (num_train - apart) * self.training.local_epochs
-            + both * apart * self.settings.lambda_epochs
-        )
-        return Cost(self.shared.params, self.shared.params, 2.0 * macs)
+    def cost(self, architecture, num_train, num_classes_seen) -> Cost:
+        own, both = self.settings, architecture.macs + self.shared.macs
+        apart = min(max(1, round(own.adaptability_fraction * num_train)), max(num_train - 1, 0))
+        trained = self.training_cost(self.shared.params, both, num_train - apart)
+        return replace(trained, flops=trained.flops + 2.0 * both * apart * own.lambda_epochs)

@@ -20,21 +20,12 @@ import jax.numpy as jnp
 from annotated_types import Gt, Le
 from jax import lax
 
-from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
-from pfedafm_jax.methods.fml import init_shared_model, shared_logits
+from pfedafm_jax.methods.base import Client, Server, Tree, Update
+from pfedafm_jax.methods.fml import PrivateAndShared
 from pfedafm_jax.methods.losses import kl_divergence, squared_distance
-from pfedafm_jax.methods.standalone import init_private_model, private_logits, private_model
-from pfedafm_jax.models import Architecture
+from pfedafm_jax.methods.standalone import private_model
 from pfedafm_jax.settings import MethodSettings, Rate
-from pfedafm_jax.training import (
-    Batch,
-    ClientData,
-    Partitioned,
-    cross_entropy,
-    mean_over,
-    sgd,
-    train,
-)
+from pfedafm_jax.training import Batch, Partitioned, cross_entropy, mean_over, sgd, train
 
 # ------------------------------------------------------------------------------------- what travels
 
@@ -54,9 +45,8 @@ def code_matrix(leaf: jax.Array, energy: jax.Array) -> tuple[jax.Array, jax.Arra
     # faster than the SVD, and exact enough, since what coding drops are whole per cents of the
     # energy.
     tall = matrix if rows >= columns else matrix.T
-    scaled = tall / jnp.maximum(
-        jnp.max(jnp.abs(tall)), 1e-30
-    )  # squares of small updates would vanish
+    # Scaled, since squares of small updates would vanish.
+    scaled = tall / jnp.maximum(jnp.max(jnp.abs(tall)), 1e-30)
     energies, vectors = jnp.linalg.eigh(scaled.T @ scaled)
     held = jnp.cumsum(jnp.maximum(energies, 0.0)[::-1])
     rank = 1 + jnp.sum(held[:-1] < energy * held[-1])
@@ -77,8 +67,7 @@ def code_tree(tree: Tree, energy: jax.Array) -> tuple[Tree, jax.Array]:
 
 
 def send(coding: str, known: Tree, model: Tree, energy: jax.Array) -> tuple[Tree, jax.Array]:
-    """The model as the other side has it after a transfer, and the floats sent; both sides know
-    `known`."""
+    """The model as the other side, which has `known`, gets it, and the floats sent."""
     if coding == "none":
         return model, jnp.uint32(sum(leaf.size for leaf in jax.tree.leaves(model)))
     if coding == "weight":
@@ -97,8 +86,7 @@ def distillation_loss(
     labels: jax.Array,
     weights: jax.Array,
 ) -> jax.Array:
-    """L_F + L_G from (logits, representations) of both models; those of the shared model are
-    projected already."""
+    """L_F + L_G from (logits, representations) of both models, those of the shared one projected."""
     target = lax.stop_gradient if own.detach_targets else (lambda array: array)
     kl = partial(kl_divergence, weights=weights, mean=own.kl)
     (logits_f, features_f), (logits_g, features_g) = private, shared
@@ -109,23 +97,21 @@ def distillation_loss(
         strength = lax.stop_gradient(strength)
     hidden_f = mean_over(squared_distance(features_f, target(features_g)), weights)
     hidden_g = mean_over(squared_distance(target(features_f), features_g), weights)
-    return (
-        ce
-        + (kl(target(logits_g), logits_f) + kl(target(logits_f), logits_g) + hidden_f + hidden_g)
-        / strength
-    )
+    kl_f, kl_g = kl(target(logits_g), logits_f), kl(target(logits_f), logits_g)
+    return ce + (kl_f + kl_g + hidden_f + hidden_g) / strength
 
 
 # --------------------------------------------------------------------------------------- the method
 
 
 @dataclass(frozen=True)
-class FedKD(Method):
+class FedKD(PrivateAndShared):
     """A private mentor and a shared mentee.
 
     Server state: the mentee as every client can reconstruct it, the round, and the floats of the
     last broadcast and of all broadcasts. The counts are whole numbers that may wrap around; only
-    differences are used.
+    differences are used. Its `cost` is without coding: what a coded round really sends depends on
+    the ranks and is reported by the round.
     """
 
     name = "fedkd"
@@ -155,22 +141,17 @@ class FedKD(Method):
         mentee_learning_rate: Rate | None = None
         """Learning rate of the shared model; none: that of all networks."""
 
-    def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
+    def init_client(self, key, architecture) -> Client:
         size = architecture.feature_size
         bound = (3.0 if self.initialisation == "flax" else 1.0) ** 0.5 * size**-0.5
-        projection = jax.random.uniform(
-            jax.random.fold_in(key, 2), (size, size), minval=-bound, maxval=bound
-        )
+        shape, key_2 = (size, size), jax.random.fold_in(key, 2)
+        projection = jax.random.uniform(key_2, shape, minval=-bound, maxval=bound)
         counts = {"visited": jnp.float32(0), "floats_received": jnp.uint32(0)}
-        return {**init_private_model(key, architecture), "projection": projection, **counts}
+        return {**super().init_client(key, architecture), "projection": projection, **counts}
 
-    def init_server(self, key: jax.Array) -> Server:
-        counts = {
-            "round": jnp.float32(0),
-            "floats_last": jnp.uint32(0),
-            "floats_sent": jnp.uint32(0),
-        }
-        return {"shared_model": init_shared_model(key, self.shared), **counts}
+    def init_server(self, key) -> Server:
+        floats = {"floats_last": jnp.uint32(0), "floats_sent": jnp.uint32(0)}
+        return {**super().init_server(key), "round": jnp.float32(0), **floats}
 
     def energy(self, server: Server) -> jax.Array:
         """T(t), the share of the squared singular values that coding must keep in this round."""
@@ -178,8 +159,7 @@ class FedKD(Method):
         return self.settings.t_start + (self.settings.t_end - self.settings.t_start) * progress
 
     def floats_down(self, client: Client, server: Server) -> jax.Array:
-        """What the client had to receive: the whole model at its first visit, coded broadcasts
-        later.
+        """What the client had to receive: the whole model at its first visit, then what is coded.
 
         Coded updates build on each other, so a client that was away needs all that it missed, or
         the whole model where that is less.
@@ -192,43 +172,27 @@ class FedKD(Method):
             coded = server["floats_sent"] - client["floats_received"]
         return jnp.where((client["visited"] > 0) & (coded < whole), coded, whole)
 
-    def client_update(
-        self,
-        key: jax.Array,
-        architecture: Architecture,
-        client: Client,
-        server: Server,
-        data: ClientData,
-        weight: jax.Array,
-    ) -> Update:
-        own, training = self.settings, self.training
+    def client_update(self, key, architecture, client, server, data, weight) -> Update:
+        own, training, received = self.settings, self.training, server["shared_model"]
 
         def loss(params: Tree, batch: Batch) -> jax.Array:
             model, shared = params["model"], params["shared_model"]
             features_f = architecture.extract(model["local_extractor"], batch.images)
             features_g = self.shared.extract(shared["extractor"], batch.images)
+            logits_g = self.shared.classify(shared["header"], features_g)
             private = architecture.classify(model["header"], features_f), features_f
-            mentee = (
-                self.shared.classify(shared["header"], features_g),
-                features_g @ params["projection"],
-            )
+            mentee = logits_g, features_g @ params["projection"]
             return distillation_loss(own, private, mentee, batch.labels, batch.weights)
 
-        received = server["shared_model"]
-        params = {
-            "model": private_model(client),
-            "shared_model": received,
-            "projection": client["projection"],
-        }
-        mentee_sgd = sgd(training, learning_rate=own.mentee_learning_rate)
-        optimizer = Partitioned(
-            {"model": sgd(training), "shared_model": mentee_sgd, "projection": sgd(training)}
-        )
-        trained = train(training, jax.random.fold_in(key, 1), params, loss, data, optimizer)
+        params = {"model": private_model(client), "shared_model": received}
+        params["projection"] = client["projection"]
+        optimizers = dict.fromkeys(params, sgd(training))
+        optimizers["shared_model"] = sgd(training, learning_rate=own.mentee_learning_rate)
+        key = jax.random.fold_in(key, 1)
+        trained = train(training, key, params, loss, data, Partitioned(optimizers))
 
-        shared_model, floats_up = send(
-            own.coding, received, trained.params["shared_model"], self.energy(server)
-        )
+        mentee = trained.params["shared_model"]
+        shared_model, floats_up = send(own.coding, received, mentee, self.energy(server))
         info = {
             "loss": trained.loss,
             "floats_up": floats_up.astype(jnp.float32),
@@ -242,32 +206,12 @@ class FedKD(Method):
         }
         return Update(client, {"shared_model": shared_model}, {"shared_model": weight}, info)
 
-    def server_update(self, server: Server, averaged: dict[str, Tree]) -> Server:
-        known = server["shared_model"]
-        shared_model, floats = send(
-            self.settings.coding, known, averaged["shared_model"], self.energy(server)
-        )
+    def server_update(self, server, averaged) -> Server:
+        known, new = server["shared_model"], averaged["shared_model"]
+        shared_model, floats = send(self.settings.coding, known, new, self.energy(server))
         return {
             "shared_model": shared_model,
             "round": server["round"] + 1.0,
             "floats_last": floats,
             "floats_sent": server["floats_sent"] + floats,
         }
-
-    def predict(
-        self, architecture: Architecture, client: Client, server: Server, images: jax.Array
-    ) -> dict[str, jax.Array]:
-        return {
-            "private": private_logits(architecture, client, images),
-            "shared": shared_logits(self.shared, server["shared_model"], images),
-        }
-
-    def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
-        # Floats without coding: what a coded round really sends depends on its ranks and is
-        # reported by the round.
-        macs = 3 * (architecture.macs + self.shared.macs)
-        return Cost(
-            self.shared.params,
-            self.shared.params,
-            2.0 * macs * num_train * self.training.local_epochs,
-        )

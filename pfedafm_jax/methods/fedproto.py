@@ -2,7 +2,7 @@
 
 A participant trains on CE(F(x), y) + λ · mean over batch and features of (r(x) - P_y)², for samples
 whose class has a broadcast prototype P_y. After training, one clean pass yields the client's own
-prototypes. A client can be judged by its header or by the nearest prototype; both are recorded.
+prototypes. A client can be evaluated by its header or by the nearest prototype; both are recorded.
 """
 
 from dataclasses import dataclass
@@ -11,24 +11,22 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
+from pfedafm_jax.methods.base import Cost, Server, Tree, Update
 from pfedafm_jax.methods.losses import class_means, class_weights, squared_distance
-from pfedafm_jax.methods.standalone import init_private_model, private_model
-from pfedafm_jax.models import Architecture
+from pfedafm_jax.methods.standalone import Standalone, private_model
 from pfedafm_jax.settings import MethodSettings, Rate
-from pfedafm_jax.training import Batch, ClientData, cross_entropy, mean_over, sgd, train
+from pfedafm_jax.training import Batch, cross_entropy, mean_over, train
 
 
 def nearest_prototype(features: jax.Array, prototypes: jax.Array, known: jax.Array) -> jax.Array:
-    """Scores `[batch, classes]` that fall with the distance to each prototype; a class without one
-    is out of the race."""
+    """Scores `[batch, classes]` that fall with the distance to each prototype; -∞ without one."""
     # -|r - P|² without |r|², which is the same for all classes.
     scores = 2.0 * features @ prototypes.T - jnp.sum(prototypes**2, axis=-1)[None, :]
     return jnp.where(known[None, :] > 0, scores, -jnp.inf)
 
 
 @dataclass(frozen=True)
-class FedProto(Method):
+class FedProto(Standalone):
     """The server holds the prototypes and which of them were ever sent."""
 
     name = "fedproto"
@@ -41,49 +39,28 @@ class FedProto(Method):
         lambda_mse: Rate = 1.0
         """Weight of the squared distance to the prototypes, a mean over features (λ)."""
         judged: Literal["header", "prototype"] = "header"
-        """What the method is judged by: the client's header or the nearest prototype; both are
+        """What the method is evaluated by: the client's header or the nearest prototype; both are
         recorded."""
         whole_table: bool = False
         """Count all prototypes as received, not only those of a client's own classes (always so
-        where they are judged by)."""
+        where they are evaluated by)."""
 
-    def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
-        return init_private_model(key, architecture)
+    def init_server(self, key) -> Server:
+        classes, width = self.shared.num_classes, self.shared.feature_size
+        return {"prototypes": jnp.zeros((classes, width)), "prototype_known": jnp.zeros((classes,))}
 
-    def init_server(self, key: jax.Array) -> Server:
-        classes = self.shared.num_classes
-        return {
-            "prototypes": jnp.zeros((classes, self.shared.feature_size)),
-            "prototype_known": jnp.zeros((classes,)),
-        }
-
-    def client_update(
-        self,
-        key: jax.Array,
-        architecture: Architecture,
-        client: Client,
-        server: Server,
-        data: ClientData,
-        weight: jax.Array,
-    ) -> Update:
+    def client_update(self, key, architecture, client, server, data, weight) -> Update:
         prototypes, known = server["prototypes"], server["prototype_known"]
 
         def loss(params: Tree, batch: Batch) -> jax.Array:
             features = architecture.extract(params["local_extractor"], batch.images)
             logits = architecture.classify(params["header"], features)
             distance = known[batch.labels] * squared_distance(features, prototypes[batch.labels])
-            return cross_entropy(
-                logits, batch.labels, batch.weights
-            ) + self.settings.lambda_mse * mean_over(distance, batch.weights)
+            alone = cross_entropy(logits, batch.labels, batch.weights)
+            return alone + self.settings.lambda_mse * mean_over(distance, batch.weights)
 
-        trained = train(
-            self.training,
-            jax.random.fold_in(key, 1),
-            private_model(client),
-            loss,
-            data,
-            sgd(self.training),
-        )
+        model = private_model(client)
+        trained = train(self.training, jax.random.fold_in(key, 1), model, loss, data)
 
         def extract(images: jax.Array) -> jax.Array:
             return architecture.extract(trained.params["local_extractor"], images)
@@ -93,27 +70,19 @@ class FedProto(Method):
         weights = dict.fromkeys(upload, class_weights(self.aggregation, counts, weight))
         return Update(trained.params, upload, weights, {"loss": trained.loss})
 
-    def predict(
-        self, architecture: Architecture, client: Client, server: Server, images: jax.Array
-    ) -> dict[str, jax.Array]:
+    def predict(self, architecture, client, server, images) -> dict[str, jax.Array]:
         features = architecture.extract(client["local_extractor"], images)
+        known = server["prototype_known"]
         logits = architecture.classify(client["header"], features)
-        scores = nearest_prototype(features, server["prototypes"], server["prototype_known"])
-        scores = jnp.where(
-            jnp.any(server["prototype_known"] > 0), scores, logits
-        )  # before the first upload
+        scores = nearest_prototype(features, server["prototypes"], known)
+        scores = jnp.where(jnp.any(known > 0), scores, logits)  # before the first upload
         both = {"header": logits, "prototype": scores}
-        return {
-            name: both[name] for name in sorted(both, key=lambda name: name != self.settings.judged)
-        }
+        return both if self.settings.judged == "header" else dict(reversed(both.items()))
 
-    def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
-        # The loss needs prototypes of the client's own classes; judging by the nearest one needs
-        # all of them.
+    def cost(self, architecture, num_train, num_classes_seen) -> Cost:
+        # The loss needs prototypes of the client's own classes, the nearest one all of them.
         whole = self.settings.whole_table or self.settings.judged == "prototype"
         received = architecture.num_classes if whole else num_classes_seen
         passes = 3 * self.training.local_epochs + 1  # the last is the clean pass
-        width = architecture.feature_size
-        return Cost(
-            num_classes_seen * width, received * width, 2.0 * passes * architecture.macs * num_train
-        )
+        width, flops = architecture.feature_size, 2.0 * passes * architecture.macs * num_train
+        return Cost(num_classes_seen * width, received * width, flops)

@@ -13,11 +13,10 @@ from functools import partial
 import jax
 from jax import lax
 
-from pfedafm_jax.methods.base import Client, Cost, Server, Tree, Update
+from pfedafm_jax.methods.base import Cost, Tree, Update
 from pfedafm_jax.methods.fedper import FedPer
-from pfedafm_jax.models import Architecture
 from pfedafm_jax.settings import Epochs, MethodSettings
-from pfedafm_jax.training import Batch, ClientData, Trained, cross_entropy, extract_all, sgd, train
+from pfedafm_jax.training import Batch, ClientData, Trained, cross_entropy, extract_all, train
 
 
 @dataclass(frozen=True)
@@ -34,27 +33,13 @@ class FedRep(FedPer):
         head_epochs: Epochs = 10
         """Epochs of the header alone, before the local epochs of the extractor."""
 
-    def client_update(
-        self,
-        key: jax.Array,
-        architecture: Architecture,
-        client: Client,
-        server: Server,
-        data: ClientData,
-        weight: jax.Array,
-    ) -> Update:
+    def client_update(self, key, architecture, client, server, data, weight) -> Update:
         received = server["shared_extractor"]
         head = self.train_header(jax.random.fold_in(key, 1), client["header"], received, data)
         body = self.train_extractor(jax.random.fold_in(key, 2), received, head.params, data)
-        upload = {"shared_extractor": body.params}
+        kept, upload = {"header": head.params}, {"shared_extractor": body.params}
         info = {"loss": body.loss, "head_loss": head.loss}
-        return Update(
-            {"header": head.params},
-            upload,
-            {"shared_extractor": weight},
-            info,
-            view={**server, **upload},
-        )
+        return Update(kept, upload, {"shared_extractor": weight}, info, view={**server, **upload})
 
     def train_header(
         self, key: jax.Array, header: Tree, shared_extractor: Tree, data: ClientData
@@ -62,8 +47,7 @@ class FedRep(FedPer):
         """Phase 1."""
         training = replace(self.training, local_epochs=self.settings.head_epochs)
         extract = partial(self.shared.extract, shared_extractor)
-        # Frozen, and on images that do not change, the features are the same in every epoch:
-        # compute them once.
+        # Frozen, and on images that do not change, features are the same in every epoch.
         table = None if training.augments else extract_all(training, extract, data)
 
         def loss(params: Tree, batch: Batch) -> jax.Array:
@@ -71,7 +55,7 @@ class FedRep(FedPer):
             logits = self.shared.classify(params, lax.stop_gradient(features))
             return cross_entropy(logits, batch.labels, batch.weights)
 
-        return train(training, key, header, loss, data, sgd(training))
+        return train(training, key, header, loss, data)
 
     def train_extractor(
         self, key: jax.Array, shared_extractor: Tree, header: Tree, data: ClientData
@@ -82,12 +66,11 @@ class FedRep(FedPer):
             logits = self.logits(params, lax.stop_gradient(header), batch.images)
             return cross_entropy(logits, batch.labels, batch.weights)
 
-        return train(self.training, key, shared_extractor, loss, data, sgd(self.training))
+        return train(self.training, key, shared_extractor, loss, data)
 
-    def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
+    def cost(self, architecture, num_train, num_classes_seen) -> Cost:
         floats, shared = self.shared.extractor_params, self.shared
         # Phase 1 is one pass of the extractor and 3 of the header, phase 2 is 3 of both.
         head = self.settings.head_epochs * (shared.extractor_macs + 3 * shared.header_macs)
-        return Cost(
-            floats, floats, 2.0 * (head + 3 * shared.macs * self.training.local_epochs) * num_train
-        )
+        macs = head + 3 * shared.macs * self.training.local_epochs
+        return Cost(floats, floats, 2.0 * macs * num_train)

@@ -4,7 +4,7 @@
     L_G = β CE(z_G, y) + (1 - β) KL(sg[softmax z_F] ‖ softmax z_G)
 
 Both gradients are taken at the same point and each network steps by its own. The shared model,
-extractor and header, is what travels; the private one is what is judged.
+extractor and header, is what travels; the private one is what is evaluated.
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from typing import Literal
 import jax
 from jax import lax
 
-from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
+from pfedafm_jax.methods.base import Cost, Server, Tree, Update
 from pfedafm_jax.methods.losses import kl_divergence
-from pfedafm_jax.methods.standalone import init_private_model, private_logits, private_model
+from pfedafm_jax.methods.standalone import Standalone, private_logits, private_model
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.settings import MethodSettings, Share
-from pfedafm_jax.training import Batch, ClientData, Partitioned, cross_entropy, sgd, train
+from pfedafm_jax.training import Batch, Partitioned, cross_entropy, sgd, train
 
 
 def init_shared_model(key: jax.Array, shared: Architecture) -> dict[str, Tree]:
@@ -43,21 +43,36 @@ def mutual_loss(
     labels: jax.Array,
     weights: jax.Array,
 ) -> jax.Array:
-    """L_F + L_G from the logits of both models; with detached targets each model gets the gradient
-    of its own loss."""
+    """L_F + L_G from the logits of both models, which get the gradient of their own loss only."""
     target = lax.stop_gradient if own.detach_targets else (lambda logits: logits)
     kl = partial(kl_divergence, weights=weights, mean=own.kl)
-    loss_private = own.alpha * cross_entropy(private, labels, weights) + (1 - own.alpha) * kl(
-        target(shared), private
-    )
-    loss_shared = own.beta * cross_entropy(shared, labels, weights) + (1 - own.beta) * kl(
-        target(private), shared
-    )
+    ce_private = cross_entropy(private, labels, weights)
+    loss_private = own.alpha * ce_private + (1 - own.alpha) * kl(target(shared), private)
+    ce_shared = cross_entropy(shared, labels, weights)
+    loss_shared = own.beta * ce_shared + (1 - own.beta) * kl(target(private), shared)
     return loss_private + loss_shared
 
 
 @dataclass(frozen=True)
-class FML(Method):
+class PrivateAndShared(Standalone):
+    """What methods have in common whose clients keep one model and share another."""
+
+    def init_server(self, key) -> Server:
+        return {"shared_model": init_shared_model(key, self.shared)}
+
+    def predict(self, architecture, client, server, images) -> dict[str, jax.Array]:
+        return {
+            "private": private_logits(architecture, client, images),
+            "shared": shared_logits(self.shared, server["shared_model"], images),
+        }
+
+    def cost(self, architecture, num_train, num_classes_seen) -> Cost:
+        macs = architecture.macs + self.shared.macs
+        return self.training_cost(self.shared.params, macs, num_train)
+
+
+@dataclass(frozen=True)
+class FML(PrivateAndShared):
     """A private and a shared model that distil into each other."""
 
     name = "fml"
@@ -78,46 +93,14 @@ class FML(Method):
         """The teacher's output is a constant; without it each model gets the gradient of both
         losses (HtFLlib)."""
 
-    def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
-        return init_private_model(key, architecture)
-
-    def init_server(self, key: jax.Array) -> Server:
-        return {"shared_model": init_shared_model(key, self.shared)}
-
-    def client_update(
-        self,
-        key: jax.Array,
-        architecture: Architecture,
-        client: Client,
-        server: Server,
-        data: ClientData,
-        weight: jax.Array,
-    ) -> Update:
+    def client_update(self, key, architecture, client, server, data, weight) -> Update:
         def loss(params: Tree, batch: Batch) -> jax.Array:
             private = private_logits(architecture, params["model"], batch.images)
             shared = shared_logits(self.shared, params["shared_model"], batch.images)
             return mutual_loss(self.settings, private, shared, batch.labels, batch.weights)
 
         params = {"model": private_model(client), "shared_model": server["shared_model"]}
-        optimizer = Partitioned({"model": sgd(self.training), "shared_model": sgd(self.training)})
+        optimizer = Partitioned(dict.fromkeys(params, sgd(self.training)))
         trained = train(self.training, jax.random.fold_in(key, 1), params, loss, data, optimizer)
-        upload = {"shared_model": trained.params["shared_model"]}
-        return Update(
-            trained.params["model"], upload, {"shared_model": weight}, {"loss": trained.loss}
-        )
-
-    def predict(
-        self, architecture: Architecture, client: Client, server: Server, images: jax.Array
-    ) -> dict[str, jax.Array]:
-        return {
-            "private": private_logits(architecture, client, images),
-            "shared": shared_logits(self.shared, server["shared_model"], images),
-        }
-
-    def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
-        macs = 3 * (architecture.macs + self.shared.macs)
-        return Cost(
-            self.shared.params,
-            self.shared.params,
-            2.0 * macs * num_train * self.training.local_epochs,
-        )
+        model, upload = trained.params["model"], {"shared_model": trained.params["shared_model"]}
+        return Update(model, upload, {"shared_model": weight}, {"loss": trained.loss})

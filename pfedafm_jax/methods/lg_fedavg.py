@@ -9,19 +9,16 @@ from dataclasses import dataclass
 
 import jax
 
-from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
-from pfedafm_jax.methods.standalone import init_private_model, private_logits, private_model
+from pfedafm_jax.methods.base import Cost, Server, Tree, Update
+from pfedafm_jax.methods.standalone import Standalone, init_private_model, private_logits
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.settings import MethodSettings, bad
-from pfedafm_jax.training import Batch, ClientData, cross_entropy, sgd, train
 
 
 def pick_layers(model: dict[str, Tree], names: tuple[str, ...]) -> dict[str, Tree]:
     """The named layers of a model: `header`, or layers of its extractor."""
-    return {
-        name: model["header"] if name == "header" else model["local_extractor"][name]
-        for name in names
-    }
+    layers = {**model["local_extractor"], "header": model["header"]}
+    return {name: layers[name] for name in names}
 
 
 def put_layers(model: dict[str, Tree], layers: dict[str, Tree]) -> dict[str, Tree]:
@@ -34,7 +31,7 @@ def put_layers(model: dict[str, Tree], layers: dict[str, Tree]) -> dict[str, Tre
 
 
 @dataclass(frozen=True)
-class LGFedAvg(Method):
+class LGFedAvg(Standalone):
     """The server holds the shared layers by name."""
 
     name = "lg_fedavg"
@@ -57,63 +54,37 @@ class LGFedAvg(Method):
     def layers(self) -> tuple[str, ...]:
         return self.settings.shared_layers
 
-    def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
-        return init_private_model(key, architecture)
-
-    def init_server(self, key: jax.Array) -> Server:
-        shapes = {
-            architecture.name: self._shapes(architecture) for architecture in self.architectures
-        }
-        first, *others = shapes
+    def init_server(self, key) -> Server:
+        first, *others = self.architectures
+        shapes = self._shapes(first)
         for other in others:
-            unlike = [
-                layer for layer in self.layers if shapes[other][layer] != shapes[first][layer]
-            ]
+            unlike = [name for name, shape in self._shapes(other).items() if shape != shapes[name]]
             if unlike:
-                accepted = f"layers of one shape in all architectures ({unlike[0]} differs in {first} and {other})"
+                differs = f"{unlike[0]} differs in {first.name} and {other.name}"
+                accepted = f"layers of one shape in all architectures ({differs})"
                 raise bad("lg_fedavg.shared_layers", self.layers, accepted)
-        return pick_layers(init_private_model(key, self.architectures[0]), self.layers)
+        return pick_layers(init_private_model(key, first), self.layers)
 
     def _shapes(self, architecture: Architecture) -> dict[str, Tree]:
         model = jax.eval_shape(lambda key: init_private_model(key, architecture), jax.random.key(0))
         present = ("header", *model["local_extractor"])
-        for layer in self.layers:
-            if layer not in present:
-                accepted = f"layers of {architecture.name}: {', '.join(present)}"
-                raise bad("lg_fedavg.shared_layers", self.layers, accepted)
+        if not set(self.layers) <= set(present):
+            accepted = f"layers of {architecture.name}: {', '.join(present)}"
+            raise bad("lg_fedavg.shared_layers", self.layers, accepted)
         return pick_layers(model, self.layers)
 
-    def client_update(
-        self,
-        key: jax.Array,
-        architecture: Architecture,
-        client: Client,
-        server: Server,
-        data: ClientData,
-        weight: jax.Array,
-    ) -> Update:
-        def loss(params: Tree, batch: Batch) -> jax.Array:
-            return cross_entropy(
-                private_logits(architecture, params, batch.images), batch.labels, batch.weights
-            )
+    def client_update(self, key, architecture, client, server, data, weight) -> Update:
+        model = put_layers(client, server)
+        update = super().client_update(key, architecture, model, server, data, weight)
+        upload = pick_layers(update.client, self.layers)
+        return update._replace(upload=upload, weight=dict.fromkeys(upload, weight))
 
-        model = put_layers(private_model(client), server)
-        trained = train(
-            self.training, jax.random.fold_in(key, 1), model, loss, data, sgd(self.training)
-        )
-        upload = pick_layers(trained.params, self.layers)
-        return Update(trained.params, upload, dict.fromkeys(upload, weight), {"loss": trained.loss})
-
-    def predict(
-        self, architecture: Architecture, client: Client, server: Server, images: jax.Array
-    ) -> dict[str, jax.Array]:
+    def predict(self, architecture, client, server, images) -> dict[str, jax.Array]:
         return {
             "own": private_logits(architecture, client, images),
             "aggregated": private_logits(architecture, put_layers(client, server), images),
         }
 
-    def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
+    def cost(self, architecture, num_train, num_classes_seen) -> Cost:
         floats = sum(leaf.size for leaf in jax.tree.leaves(self._shapes(architecture)))
-        return Cost(
-            floats, floats, 2.0 * 3 * architecture.macs * num_train * self.training.local_epochs
-        )
+        return self.training_cost(floats, architecture.macs, num_train)

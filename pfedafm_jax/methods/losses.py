@@ -1,5 +1,4 @@
-"""Losses and per-class means that several methods share. A mean over a batch is a mean over its
-real samples."""
+"""Losses and per-class means that several methods share; means are over real samples only."""
 
 from collections.abc import Callable
 
@@ -19,24 +18,19 @@ def kl_divergence(
     default: 10 or 100 times weaker on CIFAR.
     """
     log_target, log_guess = jax.nn.log_softmax(target), jax.nn.log_softmax(logits)
-    divergence = mean_over(
-        jnp.sum(jnp.exp(log_target) * (log_target - log_guess), axis=-1), weights
-    )
+    each = jnp.sum(jnp.exp(log_target) * (log_target - log_guess), axis=-1)
+    divergence = mean_over(each, weights)
     return divergence / logits.shape[-1] if mean == "element_mean" else divergence
 
 
 def soft_cross_entropy(logits: jax.Array, target: jax.Array) -> jax.Array:
-    """-Σ_c q_c log softmax(z)_c for each sample `[batch]`; `target` holds probabilities, so it is
-    never below 0."""
+    """-Σ_c q_c log softmax(z)_c for each sample `[batch]`; `target` holds probabilities."""
     return -jnp.sum(target * jax.nn.log_softmax(logits), axis=-1)
 
 
 def squared_distance(features: jax.Array, target: jax.Array) -> jax.Array:
     """Squared difference, mean over the features, for each sample `[batch]`."""
     return jnp.mean((features - target) ** 2, axis=-1)
-
-
-# --------------------------------------------------------------------------- one row for each class
 
 
 def class_means(
@@ -53,9 +47,7 @@ def class_means(
     values = extract_all(training, function, data)
     rows = jnp.pad(data.train, (0, values.shape[0] - data.train.shape[0]))
     real = jnp.arange(values.shape[0]) < data.num_train
-    labels = jnp.where(
-        real, data.labels[rows], num_classes
-    )  # padding falls into a class of its own
+    labels = jnp.where(real, data.labels[rows], num_classes)  # padding is a class of its own
     sums = jax.ops.segment_sum(values, labels, num_classes + 1)[:-1]
     counts = jax.ops.segment_sum(jnp.ones(labels.shape), labels, num_classes + 1)[:-1]
     return sums / jnp.maximum(counts, 1.0)[:, None], counts

@@ -2,11 +2,10 @@
 trained weight vector.
 
 A round of a participant (Algorithm 1):
-  phase 1  the received shared extractor is frozen; local extractor, header and mix vector are
-  trained
+  phase 1  the received shared extractor is frozen; local extractor, header, mix vector are trained
   phase 2  the header is frozen; the shared extractor is trained and uploaded
 
-A participant is judged after phase 1 with the extractor it received. Phase 2 trains the same
+A participant is evaluated after phase 1 with the extractor it received. Phase 2 trains the same
 network at every client, so participants of all architectures go through it together.
 """
 
@@ -19,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
+from pfedafm_jax.methods.standalone import init_private_model, private_model
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.settings import MethodSettings, Rate, Share
 from pfedafm_jax.training import (
@@ -37,7 +37,8 @@ from pfedafm_jax.training import (
 def mix_features(mix: jax.Array, shared: jax.Array, local: jax.Array) -> jax.Array:
     """Eq. 3: R = (1 - α) ∘ R^G + α ∘ R^F, features `[batch, features]`, mix `[features]` or `[1]`.
 
-    >>> mix_features(mix=jnp.array([0.0, 0.25, 1.0]), shared=jnp.zeros((1, 3)), local=jnp.full((1, 3), 4.0))
+    >>> shared, local = jnp.zeros((1, 3)), jnp.full((1, 3), 4.0)
+    >>> mix_features(jnp.array([0.0, 0.25, 1.0]), shared, local)
     Array([[0., 1., 4.]], dtype=float32)
     """
     mix = jnp.broadcast_to(mix[None, :], local.shape)
@@ -53,8 +54,7 @@ class PFedAFM(Method):
 
     @dataclass(frozen=True)
     class Settings(MethodSettings):
-        """Settings of pFedAFM's own; the last five reproduce what the released code does instead of
-        the paper."""
+        """Settings of pFedAFM's own; the last four are the released code's instead of the paper."""
 
         mix_learning_rate: Rate = 1.0
         """Learning rate of the mix vector (the paper's η_α; it tries 0.001, 0.01, 0.1 and 1)."""
@@ -77,79 +77,49 @@ class PFedAFM(Method):
         """Released code: an untrained header travels with the shared extractor (counted as
         traffic)."""
 
-    def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
-        extractor_key, header_key = jax.random.split(key)
+    def init_client(self, key, architecture) -> Client:
         start = 1.0 if self.settings.mix_fixed is None else self.settings.mix_fixed
-        return {
-            "local_extractor": architecture.init_extractor(extractor_key),
-            "header": architecture.init_header(header_key),
-            "mix": jnp.full(
-                (1 if self.settings.mix_scalar else architecture.feature_size,), start, jnp.float32
-            ),
-        }
+        width = 1 if self.settings.mix_scalar else architecture.feature_size
+        mix = jnp.full((width,), start, jnp.float32)
+        return {**init_private_model(key, architecture), "mix": mix}
 
-    def init_server(self, key: jax.Array) -> Server:
+    def init_server(self, key) -> Server:
         return {"shared_extractor": self.shared.init_extractor(key)}
 
     @property
     def mix_optimizer(self) -> SGD:
         rate = self.settings.mix_learning_rate if self.settings.mix_fixed is None else 0.0
-        return sgd(
-            self.training,
-            learning_rate=rate,
-            weight_decay=self.settings.mix_weight_decay,
-            clip=False,
-        )
+        decay = self.settings.mix_weight_decay
+        return sgd(self.training, learning_rate=rate, weight_decay=decay, clip=False)
 
     def project(self, params: dict[str, Tree]) -> dict[str, Tree]:
         """Keeps the mix vector in [0, 1]."""
-        return (
-            {**params, "mix": jnp.clip(params["mix"], 0.0, 1.0)}
-            if self.settings.mix_project
-            else params
-        )
+        mix = params["mix"]
+        return {**params, "mix": jnp.clip(mix, 0.0, 1.0) if self.settings.mix_project else mix}
 
     @property
     def shared_parts(self) -> tuple[str, ...]:
         return () if self.settings.training == "end_to_end" else ("header",)
 
-    def client_update(
-        self,
-        key: jax.Array,
-        architecture: Architecture,
-        client: Client,
-        server: Server,
-        data: ClientData,
-        weight: jax.Array,
-    ) -> Update:
-        train_model = (
-            train_end_to_end if self.settings.training == "end_to_end" else train_local_model
-        )
-        key = jax.random.fold_in(key, 1)
-        trained = train_model(self, architecture, key, client, server["shared_extractor"], data)
+    def client_update(self, key, architecture, client, server, data, weight) -> Update:
+        two_phases = self.settings.training == "iterative"
+        train_model = train_local_model if two_phases else train_end_to_end
+        key, received = jax.random.fold_in(key, 1), server["shared_extractor"]
+        trained = train_model(self, architecture, key, client, received, data)
         client = {**client, **trained.params["model"], "mix": trained.params["mix"]}
-        upload = {
-            name: trained.params[name] for name in ("shared_extractor",) if name in trained.params
-        }
         info = {"loss": trained.loss, "mix_mean": jnp.mean(client["mix"])}
-        # Iterative: judged with the extractor it received (the paper). End to end: with the one it
-        # has just trained.
-        view = {**server, **upload} if upload else None
-        return Update(client, upload, dict.fromkeys(upload, weight), info, view)
+        if two_phases:  # evaluated with the extractor it received
+            return Update(client, {}, {}, info)
+        upload = {"shared_extractor": trained.params["shared_extractor"]}
+        return Update(client, upload, dict.fromkeys(upload, weight), info, {**server, **upload})
 
-    def shared_update(
-        self, key: jax.Array, client: Client, server: Server, data: ClientData, weight: jax.Array
-    ) -> Update:
-        key = jax.random.fold_in(key, 2)
-        trained = train_shared_extractor(
-            self, key, client["header"], server["shared_extractor"], data
-        )
+    def shared_update(self, key, client, server, data, weight) -> Update:
+        key, received = jax.random.fold_in(key, 2), server["shared_extractor"]
+        trained = train_shared_extractor(self, key, client["header"], received, data)
         upload = {"shared_extractor": trained.params}
         return Update({}, upload, {"shared_extractor": weight}, {"shared_loss": trained.loss})
 
-    def predict(
-        self, architecture: Architecture, client: Client, server: Server, images: jax.Array
-    ) -> dict[str, jax.Array]:
+    def predict(self, architecture, client, server, images) -> dict[str, jax.Array]:
         shared = self.shared.extract(server["shared_extractor"], images)
         local = architecture.extract(client["local_extractor"], images)
         classify = partial(architecture.classify, client["header"])
@@ -159,16 +129,16 @@ class PFedAFM(Method):
             "large": classify(local),
         }
 
-    def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
-        floats = self.shared.extractor_params + (
-            self.shared.header_params if self.settings.send_header else 0
-        )
-        forward, shared = architecture.macs, self.shared.extractor_macs + architecture.header_macs
+    def cost(self, architecture, num_train, num_classes_seen) -> Cost:
+        floats = self.shared.extractor_params
+        if self.settings.send_header:
+            floats += self.shared.header_params
         # Phase 1 is 3 passes of the local model and one of the shared extractor; phase 2 is 3 of
         # the small model.
-        macs = 3 * forward + self.shared.extractor_macs + 3 * shared
+        small = self.shared.extractor_macs
+        macs = 3 * architecture.macs + small + 3 * (small + architecture.header_macs)
         if self.settings.training == "end_to_end":
-            macs = 3 * forward + 3 * self.shared.extractor_macs
+            macs = 3 * architecture.macs + 3 * small
         return Cost(floats, floats, 2.0 * macs * num_train * self.training.local_epochs)
 
 
@@ -184,44 +154,43 @@ def train_local_model(
     shared_extractor: Tree,
     data: ClientData,
 ) -> Trained:
-    """Phase 1: freeze the shared extractor; train local extractor, header (`model`) and mix vector
-    together."""
+    """Phase 1: freeze the shared extractor; train `model` (local extractor, header) and `mix`."""
     training = method.training
     extract_shared = partial(method.shared.extract, shared_extractor)
-    # Frozen, and on images that do not change, the shared features are the same in every epoch:
-    # compute them once.
+    # Frozen, and on images that do not change, the shared features are the same in every epoch.
     table = None if training.augments else extract_all(training, extract_shared, data)
 
     def loss(params: Tree, batch: Batch) -> jax.Array:
         shared = extract_shared(batch.images) if table is None else table[batch.positions]
-        local = architecture.extract(params["model"]["local_extractor"], batch.images)  # Eq. 2
-        mixed = mix_features(params["mix"], lax.stop_gradient(shared), local)  # Eq. 3
-        return cross_entropy(
-            architecture.classify(params["model"]["header"], mixed), batch.labels, batch.weights
-        )
+        return mixed_loss(architecture, params, lax.stop_gradient(shared), batch)
 
-    params = {
-        "model": {part: client[part] for part in ("local_extractor", "header")},
-        "mix": client["mix"],
-    }
+    params = {"model": private_model(client), "mix": client["mix"]}
     optimizer = Partitioned({"model": sgd(training), "mix": method.mix_optimizer})
     return train(training, key, params, loss, data, optimizer, project=method.project)  # Eq. 6
+
+
+def mixed_loss(
+    architecture: Architecture, params: Tree, shared: jax.Array, batch: Batch
+) -> jax.Array:
+    """Cross-entropy of the header on the mixture of shared and local features (Eqs. 4 and 5)."""
+    local = architecture.extract(params["model"]["local_extractor"], batch.images)  # Eq. 2
+    mixed = mix_features(params["mix"], shared, local)  # Eq. 3
+    logits = architecture.classify(params["model"]["header"], mixed)
+    return cross_entropy(logits, batch.labels, batch.weights)
 
 
 @jax.jit
 def train_shared_extractor(
     method: PFedAFM, key: jax.Array, header: Tree, shared_extractor: Tree, data: ClientData
 ) -> Trained:
-    """Phase 2: freeze the client's header; train the shared extractor on top of it (Eqs. 7 to
-    10)."""
+    """Phase 2: freeze the client's header; train the shared extractor under it (Eqs. 7 to 10)."""
 
     def loss(params: Tree, batch: Batch) -> jax.Array:
-        logits = method.shared.classify(
-            lax.stop_gradient(header), method.shared.extract(params, batch.images)
-        )
+        features = method.shared.extract(params, batch.images)
+        logits = method.shared.classify(lax.stop_gradient(header), features)
         return cross_entropy(logits, batch.labels, batch.weights)
 
-    return train(method.training, key, shared_extractor, loss, data, sgd(method.training))
+    return train(method.training, key, shared_extractor, loss, data)
 
 
 @partial(jax.jit, static_argnames=("architecture",))
@@ -233,21 +202,14 @@ def train_end_to_end(
     shared_extractor: Tree,
     data: ClientData,
 ) -> Trained:
-    """The paper's ablation: both extractors, header and mix vector trained at once on the mixed
-    features."""
-    training = method.training
+    """The paper's ablation: both extractors, header and mix vector at once on the mixture."""
 
     def loss(params: Tree, batch: Batch) -> jax.Array:
         shared = method.shared.extract(params["shared_extractor"], batch.images)
-        local = architecture.extract(params["model"]["local_extractor"], batch.images)
-        mixed = mix_features(params["mix"], shared, local)
-        return cross_entropy(
-            architecture.classify(params["model"]["header"], mixed), batch.labels, batch.weights
-        )
+        return mixed_loss(architecture, params, shared, batch)
 
-    model = {part: client[part] for part in ("local_extractor", "header")}
-    params = {"model": model, "mix": client["mix"], "shared_extractor": shared_extractor}
-    optimizer = Partitioned(
-        {"model": sgd(training), "mix": method.mix_optimizer, "shared_extractor": sgd(training)}
-    )
-    return train(training, key, params, loss, data, optimizer, project=method.project)
+    params = {"model": private_model(client), "mix": client["mix"]}
+    params["shared_extractor"] = shared_extractor
+    optimizers = dict.fromkeys(params, sgd(method.training)) | {"mix": method.mix_optimizer}
+    optimizer, project = Partitioned(optimizers), method.project
+    return train(method.training, key, params, loss, data, optimizer, project=project)

@@ -1,17 +1,16 @@
 """Standalone: every client trains its own model on its own data, and nothing travels.
 
-A client trains only in the rounds it is drawn for, like the clients of every other method.
+A client trains only in the rounds it is drawn for, like the clients of every other method. Methods
+whose clients keep a model of their own build on it.
 """
 
 from dataclasses import dataclass
 
 import jax
 
-from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
+from pfedafm_jax.methods.base import Client, Cost, Method, Tree, Update
 from pfedafm_jax.models import Architecture
-from pfedafm_jax.training import Batch, ClientData, cross_entropy, sgd, train
-
-PRIVATE = ("local_extractor", "header")
+from pfedafm_jax.training import Batch, cross_entropy, train
 
 
 def init_private_model(key: jax.Array, architecture: Architecture) -> Client:
@@ -25,16 +24,15 @@ def init_private_model(key: jax.Array, architecture: Architecture) -> Client:
 
 def private_model(client: Client) -> dict[str, Tree]:
     """The parts of a client's state that are its own model."""
-    return {part: client[part] for part in PRIVATE}
+    return {part: client[part] for part in ("local_extractor", "header")}
 
 
 def private_logits(
     architecture: Architecture, model: dict[str, Tree], images: jax.Array
 ) -> jax.Array:
     """Class scores `[batch, classes]` of a client's own model."""
-    return architecture.classify(
-        model["header"], architecture.extract(model["local_extractor"], images)
-    )
+    features = architecture.extract(model["local_extractor"], images)
+    return architecture.classify(model["header"], features)
 
 
 @dataclass(frozen=True)
@@ -44,37 +42,20 @@ class Standalone(Method):
     name = "standalone"
     title = "Standalone"
 
-    def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
+    def init_client(self, key, architecture) -> Client:
         return init_private_model(key, architecture)
 
-    def client_update(
-        self,
-        key: jax.Array,
-        architecture: Architecture,
-        client: Client,
-        server: Server,
-        data: ClientData,
-        weight: jax.Array,
-    ) -> Update:
+    def client_update(self, key, architecture, client, server, data, weight) -> Update:
         def loss(params: Tree, batch: Batch) -> jax.Array:
-            return cross_entropy(
-                private_logits(architecture, params, batch.images), batch.labels, batch.weights
-            )
+            logits = private_logits(architecture, params, batch.images)
+            return cross_entropy(logits, batch.labels, batch.weights)
 
-        trained = train(
-            self.training,
-            jax.random.fold_in(key, 1),
-            private_model(client),
-            loss,
-            data,
-            sgd(self.training),
-        )
+        model = private_model(client)
+        trained = train(self.training, jax.random.fold_in(key, 1), model, loss, data)
         return Update(trained.params, {}, {}, {"loss": trained.loss})
 
-    def predict(
-        self, architecture: Architecture, client: Client, server: Server, images: jax.Array
-    ) -> dict[str, jax.Array]:
+    def predict(self, architecture, client, server, images) -> dict[str, jax.Array]:
         return {"private": private_logits(architecture, client, images)}
 
-    def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
-        return Cost(0, 0, 2.0 * 3 * architecture.macs * num_train * self.training.local_epochs)
+    def cost(self, architecture, num_train, num_classes_seen) -> Cost:
+        return self.training_cost(0, architecture.macs, num_train)
