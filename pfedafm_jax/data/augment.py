@@ -1,5 +1,4 @@
-"""Training images as the released code prepares them, on the device, inside `jit`, `vmap` and
-loops.
+"""Training images as the released code prepares them, on the device, inside `jit` and `vmap`.
 
 In its order: normalise, mirror, erase a rectangle, crop. The erased rectangle and the padding are
 zero *after* normalisation, that is, of the mean colour.
@@ -28,12 +27,10 @@ def normalise(images: jax.Array, mean: tuple[float, ...], std: tuple[float, ...]
 def augment(
     key: jax.Array, images: jax.Array, *, flip: bool = True, erase: bool = True, crop: bool = True
 ) -> jax.Array:
-    """Randomly mirror, erase and crop normalised images: float [batch, height, width, channels],
-    same shape out.
+    """Randomly mirror, erase and crop normalised images float [batch, height, width, channels].
 
     The result for image i depends on `key`, i and the image, not on what else is in the batch. The
-    switches are
-    static: what is off is not traced, and does not change what the others do.
+    switches are static: what is off is not traced, and does not change what the others do.
     """
     if not (flip or erase or crop):
         return images
@@ -71,13 +68,11 @@ def random_erase(key: jax.Array, image: jax.Array) -> jax.Array:
 def erase_box(
     key: jax.Array, height: int, width: int
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """(top, left, height, width) of the rectangle to erase, int32; of height 0 when there is
-    none."""
+    """(top, left, height, width) of the rectangle to erase, int32; of height 0 for none."""
     draws = jax.random.uniform(key, (5,), jnp.float32)
     area = height * width * (ERASE_AREA[0] + draws[1] * (ERASE_AREA[1] - ERASE_AREA[0]))
     aspect = ERASE_ASPECT[0] * (ERASE_ASPECT[1] / ERASE_ASPECT[0]) ** draws[2]
-    # On images up to 2.5 times as long as wide the rectangle always fits; on longer ones it is cut
-    # off.
+    # On images up to 2.5 times as long as wide the rectangle always fits; else it is cut off.
     tall = jnp.minimum(jnp.round(jnp.sqrt(area * aspect)), height).astype(jnp.int32)
     wide = jnp.minimum(jnp.round(jnp.sqrt(area / aspect)), width).astype(jnp.int32)
     top = _below(draws[3], height - tall + 1)
@@ -86,8 +81,7 @@ def erase_box(
 
 
 def random_crop(key: jax.Array, image: jax.Array) -> jax.Array:
-    """Pad [height, width, channels] by 4 zeros on every side and cut out a random window of the
-    original size."""
+    """Pad [height, width, channels] by 4 zeros on every side, cut out a window of the old size."""
     padded = jnp.pad(image, ((CROP_PADDING, CROP_PADDING), (CROP_PADDING, CROP_PADDING), (0, 0)))
     top, left = jax.random.randint(key, (2,), 0, 2 * CROP_PADDING + 1)
     # Two one-axis slices are faster on CPU, when vmapped, than one of both.
@@ -96,6 +90,5 @@ def random_crop(key: jax.Array, image: jax.Array) -> jax.Array:
 
 
 def _below(draw: jax.Array, limit: jax.Array) -> jax.Array:
-    """A whole number in 0..limit-1 from a uniform draw in [0, 1)."""
-    # The product can round up to `limit` itself.
+    """A whole number in 0..limit-1 from a draw in [0, 1); a product can round up to `limit`."""
     return jnp.minimum((draw * limit.astype(jnp.float32)).astype(jnp.int32), limit - 1)

@@ -7,13 +7,10 @@ labels and never run. What is found counts only if its sums are the official one
 
 import hashlib
 import pickletools
-import stat
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,9 +19,7 @@ from pfedafm_jax.errors import PfedafmError, naming
 IMAGE_SIZE = 32
 IMAGE_BYTES = 3 * IMAGE_SIZE * IMAGE_SIZE
 HOMEPAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
-# The largest official member is the CIFAR-100 training pickle, 155 MB.
-MAX_MEMBER_BYTES = 256 * 2**20
-MAX_TOTAL_BYTES = 1024 * 2**20
+MAX_BYTES = 2**30  # of a file or an archive unpacked; CIFAR has 186 MB
 
 
 class Arrays(NamedTuple):
@@ -63,8 +58,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class Cifar:
-    """One of the two datasets. `sums` are SHA-256 over the bytes of the four uint8 `Arrays`, in
-    their order."""
+    """One of the two datasets."""
 
     name: str
     num_classes: int
@@ -72,8 +66,13 @@ class Cifar:
     binary: Archive
     label_key: bytes  # of the labels in the official pickles
     label_bytes: int  # in front of an image in the binary files; the last one is the label
-    sums: tuple[str, str, str, str]
+    sums: tuple[str, str, str, str]  # SHA-256 over the bytes of the four uint8 `Arrays`
     class_names: tuple[str, ...]
+
+    @property
+    def forms(self) -> tuple[Archive, Archive]:
+        """The two official downloads."""
+        return self.python, self.binary
 
 
 def _archive(classes: int, form: str, num_bytes: int, sha256: str) -> Archive:
@@ -149,14 +148,13 @@ def check_sums(cifar: Cifar, arrays: Arrays, source: str) -> None:
 
     One wrong copy would make results silently incomparable, so nothing is used unchecked.
     """
-    for field, array, found, expected in zip(
-        Arrays._fields, arrays, sums_of(arrays), cifar.sums, strict=True
-    ):
+    all_sums = zip(Arrays._fields, arrays, sums_of(arrays), cifar.sums, strict=True)
+    for field, array, found, expected in all_sums:
         if found != expected:
             raise PfedafmError(
-                f"{cifar.name} from {source}: the {field.replace('_', ' ')} are not the official ones "
-                f"({len(array)} of them, sha256 {found[:16]}..., expected {expected[:16]}...). "
-                f"The copy is damaged or altered: fetch it again, from {HOMEPAGE} if in doubt."
+                f"{cifar.name} from {source}: the {field.replace('_', ' ')} are not the official "
+                f"ones ({len(array)} of them, sha256 {found[:16]}..., expected {expected[:16]}...)."
+                f" The copy is damaged or altered: fetch it again, from {HOMEPAGE} if in doubt."
             )
 
 
@@ -167,163 +165,92 @@ def read_official(cifar: Cifar, path: Path) -> Arrays:
     """The four arrays from an unpacked official folder (`cifar-10-batches-py` and its like) or a
     .tar.gz archive."""
     if path.is_dir():
-        forms = (cifar.python, cifar.binary)
-        archive = next(one for one in forms if any((path / name).is_file() for name in one.files))
-        content = {name: read_regular(path / name, MAX_MEMBER_BYTES) for name in archive.files}
-        return _decode(cifar, archive, content, lambda name: str(path / name))
-    with open_tar(path) as tar:
-        names = set(_names(tar, path))
-        found = [
-            one
-            for one in (cifar.python, cifar.binary)
-            if any(member in names for member in one.members)
-        ]
-        if not found:
-            raise PfedafmError(
-                f"{path}: holds neither {cifar.python.folder}/ nor {cifar.binary.folder}/, so it is not an "
-                f"official archive of {cifar.name} ({cifar.python.file} or {cifar.binary.file})"
-            )
-        content = read_members(tar, path, found[0].members)
-    by_file = {name.rsplit("/", 1)[1]: data for name, data in content.items()}
-    return _decode(cifar, found[0], by_file, lambda name: f"{path}: {found[0].folder}/{name}")
+        form = next(f for f in cifar.forms if any((path / name).is_file() for name in f.files))
+        content = {name: read_regular(path / name) for name in form.files}
+        place = f"{path}/"
+    else:
+        what = f"an official archive of {cifar.name} ({cifar.python.file} or {cifar.binary.file})"
+        members = read_tar(path, what, *(form.members for form in cifar.forms))
+        form = next(form for form in cifar.forms if form.members[0] in members)
+        content = {name.rsplit("/", 1)[1]: data for name, data in members.items()}
+        place = f"{path}: {form.folder}/"
+    read = _from_pickle if form is cifar.python else _from_binary
+    parts: list[np.ndarray] = []
+    for files in (form.train_files, form.test_files):
+        found = [read(cifar, content[name], place + name) for name in files]
+        parts += [np.concatenate(arrays) for arrays in zip(*found, strict=True)]
+    return Arrays(*parts)
 
 
-def read_regular(path: Path, most: int) -> bytes:
-    """All bytes of a file; a pipe or a device, which may have no end, and a file of more than
-    `most` are refused."""
+def read_regular(path: Path) -> bytes:
+    """All bytes of a file; a pipe or a device, which may have no end, is refused."""
     with naming(f"{path}: cannot be read"):
-        about = path.stat()
-        if not stat.S_ISREG(about.st_mode) or about.st_size > most:
-            raise PfedafmError(f"{path}: not a regular file of at most {most} bytes")
+        size = path.stat().st_size  # raises where there is nothing
+        if not path.is_file() or size > MAX_BYTES:
+            raise PfedafmError(f"{path}: not a regular file of at most {MAX_BYTES} bytes")
         return path.read_bytes()
 
 
-@contextmanager
-def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
-    """An archive open for reading, every way it can be damaged turned into an error that names
-    it."""
-    with (
-        naming(f"{path}: not a complete .tar.gz archive; download it again"),
-        tarfile.open(path) as tar,
-    ):
-        yield tar
+def read_tar(path: Path, what: str, *choices: tuple[str, ...]) -> dict[str, bytes]:
+    """Files of an archive by name: all of the first of `choices` that it has any file of.
 
-
-def read_members(tar: tarfile.TarFile, path: Path, names: Iterable[str]) -> dict[str, bytes]:
-    """Content of the named regular files. Nothing is ever written to disk, whatever other names the
-    archive has."""
-    content, total = {}, 0
-    for name in names:
-        try:
-            member = tar.getmember(name)
-        except KeyError:
-            raise PfedafmError(
-                f"{path}: {name} is missing from the archive. Download it again"
-            ) from None
-        total += member.size
-        if not member.isreg() or member.size > MAX_MEMBER_BYTES or total > MAX_TOTAL_BYTES:
-            raise PfedafmError(
-                f"{path}: {name} is not a regular file of a plausible size ({member.size} bytes)"
-            )
-        stream = tar.extractfile(member)
-        data = b"" if stream is None else stream.read()
-        if len(data) != member.size:
-            raise PfedafmError(
-                f"{path}: {name} is cut short ({len(data)} of {member.size} bytes). Download it again"
-            )
-        content[name] = data
-    return content
-
-
-def _names(tar: tarfile.TarFile, path: Path) -> Iterator[str]:
-    """Member names, giving up on archives that unpack to far more than CIFAR."""
-    total = 0
-    for member in tar:
-        total += member.size
-        if total > MAX_TOTAL_BYTES:
-            raise PfedafmError(
-                f"{path}: unpacks to over {MAX_TOTAL_BYTES} bytes, so it is not an archive of CIFAR"
-            )
-        yield member.name
-
-
-def _decode(
-    cifar: Cifar, archive: Archive, content: dict[str, bytes], where: Callable[[str], str]
-) -> Arrays:
-    read = _from_pickle if archive is cifar.python else _from_binary
-    train = [read(cifar, content[name], where(name)) for name in archive.train_files]
-    test = [read(cifar, content[name], where(name)) for name in archive.test_files]
-    train_images, train_labels = (np.concatenate(parts) for parts in zip(*train, strict=True))
-    test_images, test_labels = (np.concatenate(parts) for parts in zip(*test, strict=True))
-    return Arrays(train_images, train_labels, test_images, test_labels)
+    Nothing is ever written to disk, whatever other names the archive has. `what` the archive should
+    be is said where it is something else.
+    """
+    whole = f"{path}: not a complete .tar.gz archive; download it again"
+    with naming(whole), tarfile.open(path) as tar:
+        members, total, content = {}, 0, {}
+        for member in tar:
+            members[member.name] = member
+            total += member.size
+            if total > MAX_BYTES:
+                raise PfedafmError(
+                    f"{path}: unpacks to over {MAX_BYTES} bytes, so it is not {what}"
+                )
+        names = next((names for names in choices if members.keys() & set(names)), None)
+        if names is None:
+            raise PfedafmError(f"{path}: not {what}, it holds none of the files of one")
+        for name in names:
+            if name not in members:
+                raise PfedafmError(f"{path}: {name} is missing from the archive. Download it again")
+            stream = tar.extractfile(members[name]) if members[name].isreg() else None
+            if stream is None:
+                raise PfedafmError(f"{path}: {name} is not a regular file")
+            content[name] = stream.read()
+        return content
 
 
 def _from_binary(cifar: Cifar, content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     """Records of `label_bytes` labels, then 3072 bytes: red plane, green plane, blue plane."""
-    record = cifar.label_bytes + IMAGE_BYTES
-    if not content or len(content) % record:
-        raise PfedafmError(
-            f"{where}: {len(content)} bytes is not a whole number of {record}-byte records"
-        )
+    record, num = cifar.label_bytes + IMAGE_BYTES, len(content)
+    if not content or num % record:
+        raise PfedafmError(f"{where}: {num} bytes is not a whole number of {record}-byte records")
     rows = np.frombuffer(content, np.uint8).reshape(-1, record)
     return _channels_last(rows[:, cifar.label_bytes :]), rows[:, cifar.label_bytes - 1]
 
 
+_RAW = ("BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8")
+_OF_LISTS = ("EMPTY_LIST", "MARK", "APPEND", "APPENDS", "BINPUT", "LONG_BINPUT", "MEMOIZE", "FRAME")
+
+
 def _from_pickle(cifar: Cifar, content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     """The longest run of raw bytes are the images; the small numbers after the name of the labels
-    are these."""
-    images, labels, inside = memoryview(b""), bytearray(), False
+    are these. The pickle's instructions are listed, never carried out."""
+    images, labels, inside = b"", [], False
     with naming(f"{where}: damaged pickle"):
-        for name, argument in _tokens(content):
-            if name in _RAW:
-                images = argument if len(argument) > len(images) else images
-                inside = bytes(argument) == cifar.label_key if len(argument) < 100 else False
-            elif name == "BININT1" and inside:
-                labels += argument
-            elif name not in _OF_LISTS:
+        for code, argument, _ in pickletools.genops(content):
+            if code.name in _RAW:
+                raw: Any = argument.encode("latin-1") if isinstance(argument, str) else argument
+                images, inside = max(images, raw, key=len), raw == cifar.label_key
+            elif code.name == "BININT1" and inside:
+                labels.append(argument)
+            elif code.name not in _OF_LISTS:
                 inside = False
     if not labels or len(images) != len(labels) * IMAGE_BYTES:
-        raise PfedafmError(
-            f"{where}: {len(labels)} labels and {len(images)} bytes of images; it is no official file"
-        )
+        found = f"{len(labels)} labels and {len(images)} bytes of images"
+        raise PfedafmError(f"{where}: {found}; it is no official file")
     planes = np.frombuffer(images, np.uint8).reshape(-1, IMAGE_BYTES)
-    return _channels_last(planes), np.frombuffer(bytes(labels), np.uint8)
-
-
-_RAW = ("BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8")
-_CODES = {ord(code.code): code for code in pickletools.opcodes}
-_OF_LISTS = ("EMPTY_LIST", "MARK", "APPEND", "APPENDS", "BINPUT", "LONG_BINPUT", "MEMOIZE", "FRAME")
-# How long an argument is: one number of so many bytes says it.
-_LENGTHS = {
-    pickletools.TAKEN_FROM_ARGUMENT1: 1,
-    pickletools.TAKEN_FROM_ARGUMENT4: 4,
-    pickletools.TAKEN_FROM_ARGUMENT4U: 4,
-    pickletools.TAKEN_FROM_ARGUMENT8U: 8,
-}
-
-
-def _tokens(content: bytes) -> Iterator[tuple[str, memoryview]]:
-    """The instructions of a pickle, each with its argument as it stands there; nothing is copied or
-    carried out."""
-    at, view = 0, memoryview(content)
-    while at < len(content):
-        code = _CODES[content[at]]
-        at += 1
-        size = 0 if code.arg is None else code.arg.n
-        if size == pickletools.UP_TO_NEWLINE:
-            size = content.index(b"\n", at) + 1 - at
-            if code.name in ("GLOBAL", "INST"):  # two lines
-                size = content.index(b"\n", at + size) + 1 - at
-        elif size < 0:
-            digits = _LENGTHS[size]
-            size, at = int.from_bytes(view[at : at + digits], "little"), at + digits
-        if at + size > len(content):
-            raise EOFError(f"cut short at byte {len(content)}")
-        yield code.name, view[at : at + size]
-        if code.name == "STOP":
-            return
-        at += size
-    raise EOFError("it has no end")
+    return _channels_last(planes), np.array(labels, np.uint8)
 
 
 def _channels_last(planes: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from pfedafm_jax.data.cifar import CIFARS, Arrays, sums_of
-from pfedafm_jax.data.folders import FOLDER, NPZ, TFDS, Found, read_folder, read_npz
+from pfedafm_jax.data.folders import FOLDER, NPZ, TFDS, read_folder, read_npz
 from pfedafm_jax.data.sources import obtain
 from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.data.tfds import read_tfds
@@ -21,8 +21,7 @@ from pfedafm_jax.settings import bad, known
 
 DATASETS = ("cifar10", "cifar100", "synthetic")
 
-# Per channel (mean, std) of images scaled to 0..1. The released pFedAFM code used "imagenet" for
-# CIFAR-10.
+# (mean, std) by channel of images scaled to 0..1; the released code has "imagenet" for CIFAR-10.
 NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
@@ -32,13 +31,11 @@ NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images and labels as they are published; nothing is shuffled, scaled or split over clients
-    yet."""
+    """Images and labels as they are published: nothing is shuffled, scaled or split yet."""
 
     name: str
-    images: (
-        np.ndarray
-    )  # uint8 [num, height, width, channels]: official training images, then official test images
+    # uint8 [num, height, width, channels]: official training images, then official test images
+    images: np.ndarray
     labels: np.ndarray  # int32 [num]
     num_train: int  # how many of them, from the front, are official training images
     num_classes: int
@@ -79,21 +76,25 @@ def load_dataset(
         num_classes: of `synthetic`; CIFAR's are what they are.
         num_samples: of `synthetic`, training and test together.
         seed: of `synthetic`.
-        image_size: of `folder:` and `tfds:`, resize all images to this height and width; 0: leave
-            them.
+        image_size: of `folder:` and `tfds:`, resize all images to this height and width; 0: do not.
         offline: download nothing.
-        log: takes one line of text at a time about what is going on; by default they go to standard
-            error.
+        log: takes a line of text at a time about what is going on; by default to standard error.
     """
     log = log or partial(print, file=sys.stderr, flush=True)
     where = None if data_dir is None else Path(os.path.expanduser(data_dir))
-    kind, _, rest = str(name).partition(":")
-    if rest and kind in (FOLDER, NPZ):
-        path = (where or Path()) / os.path.expanduser(rest)
-        return _own(name, read_folder(path, image_size) if kind == FOLDER else read_npz(path))
-    if rest and kind == TFDS:
-        return _own(name, read_tfds(rest, where, image_size, offline=offline, log=log))
     check_name(name)
+    kind, _, rest = str(name).partition(":")
+    if rest:
+        path = (where or Path()) / os.path.expanduser(rest)
+        if kind == TFDS:
+            found = read_tfds(rest, where, image_size, offline=offline, log=log)
+        else:
+            found = read_folder(path, image_size) if kind == FOLDER else read_npz(path)
+        about = found._asdict()
+        dataset = dataset_from_arrays(name, *about.pop("arrays"), **about)
+        if dataset.num_classes < 2:
+            raise PfedafmError(f"dataset {name!r} has one class only; two or more are needed")
+        return dataset
     if name == "synthetic":
         arrays = make_synthetic(num_classes, num_samples, seed)
         source = f"synthetic: {num_samples} images of {num_classes} classes, seed {seed}"
@@ -114,20 +115,6 @@ def check_name(name: str) -> None:
         raise bad("dataset", name, f"{known(str(name).lower(), DATASETS)}, {own}")
 
 
-def _own(name: str, found: Found) -> Dataset:
-    """Arrays read from a file or a folder, which must have two or more classes, as a dataset."""
-    dataset = dataset_from_arrays(
-        name,
-        *found.arrays,
-        num_classes=found.num_classes,
-        class_names=found.class_names,
-        source=found.source,
-    )
-    if dataset.num_classes < 2:
-        raise PfedafmError(f"dataset {name!r} has one class only; two or more are needed")
-    return dataset
-
-
 def dataset_from_arrays(
     name: str,
     train_images: np.ndarray,
@@ -141,8 +128,7 @@ def dataset_from_arrays(
     std: tuple[float, ...] | None = None,
     source: str = "arrays given by the caller",
 ) -> Dataset:
-    """Bring your own data: uint8 images [num, height, width(, channels)] of any size, integer
-    labels [num] from 0 on.
+    """Bring your own data: uint8 images [num, height, width(, channels)], labels [num] from 0 on.
 
     Grey images may come without a channel axis. `num_classes` defaults to the largest label plus
     one, and then every class must have an image; `class_names` to their numbers; `mean` and `std`
@@ -159,28 +145,28 @@ def dataset_from_arrays(
     )
     shape, other = arrays.train_images.shape[1:], arrays.test_images.shape[1:]
     labels = np.unique(np.concatenate([arrays.train_labels, arrays.test_labels]))
-    largest = int(labels.max(initial=-1))
+    largest, num = int(labels.max(initial=-1)), len(labels)
+    given = [f"{what} {tuple(v)}" for what, v in (("mean", mean), ("std", std)) if v]
     measured_mean, measured_std = channel_statistics(arrays.train_images)
-    given = tuple(
-        f"{what} {tuple(values)}" for what, values in (("mean", mean), ("std", std)) if values
-    )
     mean, std = tuple(mean or measured_mean), tuple(std or measured_std)
     problem = ""
     if shape != other:
-        problem = f"train_images are {shape} and test_images {other} (height, width, channels); both must be the same"
-    elif num_classes is None and len(labels) < largest + 1:
-        missing = np.setdiff1d(np.arange(len(labels) + 1), labels)[0]
-        shown = ", ".join(map(str, labels[:8])) + (", …" if len(labels) > 8 else "")
         problem = (
-            f"labels are {shown}, and no image has label {missing}; accepted: 0 to {len(labels) - 1} for "
-            f"{len(labels)} classes (or say how many there are: num_classes)"
+            f"train_images are {shape} and test_images {other} (height, width, channels); "
+            "both must be the same"
+        )
+    elif num_classes is None and num < largest + 1:
+        missing = np.setdiff1d(np.arange(num + 1), labels)[0]
+        shown = ", ".join(map(str, labels[:8])) + (", …" if num > 8 else "")
+        problem = (
+            f"labels are {shown}, and no image has label {missing}; accepted: 0 to {num - 1} for "
+            f"{num} classes (or say how many there are: num_classes)"
         )
     elif num_classes is not None and largest >= num_classes:
         problem = f"label {largest} needs num_classes above {largest}, it is {num_classes}"
     elif not len(mean) == len(std) == shape[-1] or min(std) <= 0:
-        problem = (
-            f"mean {mean} and std {std} must have one number per channel ({shape[-1]}), std above 0"
-        )
+        wanted = f"must have one number per channel ({shape[-1]}), std above 0"
+        problem = f"mean {mean} and std {std} {wanted}"
     classes = largest + 1 if num_classes is None else num_classes
     if not problem and class_names and len(class_names) != classes:
         problem = f"{len(class_names)} class_names for {classes} classes"
@@ -191,11 +177,9 @@ def dataset_from_arrays(
 
 
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(mean, std) per channel of uint8 [num, height, width, channels], scaled to 0..1; std is at
-    least 1/255."""
-    values = np.arange(256) / 255
-    mean, std = [], []
-    # 256 counts say all there is to know, without a float copy of every image; a few images at a
+    """(mean, std) by channel of uint8 [num, height, width, channels], scaled to 0..1."""
+    values, mean, std = np.arange(256) / 255, [], []
+    # 256 counts say all there is to know without a float copy of every image; a few images at a
     # time stay in the cache.
     totals = np.zeros((images.shape[-1], 256), np.int64)
     for start in range(0, len(images), 512):
@@ -213,21 +197,19 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
 def _checked(
     name: str, images: np.ndarray, labels: np.ndarray, part: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Images [num, height, width, channels] and int32 labels [num]; raises on what cannot be
-    used."""
+    """Images [num, height, width, channels] and int32 labels [num]; raises on anything else."""
     images, labels = np.asarray(images), np.asarray(labels)
-    found, problem = f"dataset {name!r}: {part}", ""
+    problem = ""
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape[1:]:
-        problem = (
-            f"_images is {images.dtype} {images.shape}; accepted is uint8 (0 to 255) [num, height, width, "
-            "channels], or [num, height, width] for grey images"
-        )
+        accepted = "uint8 (0 to 255) [num, height, width, channels], or without channels if grey"
+        problem = f"_images is {images.dtype} {images.shape}; accepted is {accepted}"
     elif labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(images):
-        problem = f"_labels is {labels.dtype} {labels.shape}; accepted are {len(images)} integers, one per image"
+        accepted = f"accepted are {len(images)} integers, one per image"
+        problem = f"_labels is {labels.dtype} {labels.shape}; {accepted}"
     elif len(labels) and (labels.min() < 0 or labels.max() >= 2**31 - 1):
         problem = f"_labels run from {labels.min()} to {labels.max()}; the first class must be 0"
     if problem:
-        raise PfedafmError(found + problem)
+        raise PfedafmError(f"dataset {name!r}: {part}{problem}")
     return images[..., None] if images.ndim == 3 else images, labels.astype(np.int32)
 
 
@@ -244,9 +226,8 @@ def _assemble(
     labels = np.concatenate([arrays.train_labels, arrays.test_labels]).astype(np.int32)
     if len(images) == 0:
         raise PfedafmError(f"dataset {name!r} holds no images")
-    images.flags.writeable = labels.flags.writeable = (
-        False  # shared by everyone who holds the dataset
-    )
+    # Shared by everyone who holds the dataset.
+    images.flags.writeable = labels.flags.writeable = False
     num_train = len(arrays.train_images)
     text = " ".join([str(images.shape), str(num_train), *sums])
     digest = hashlib.sha256(text.encode()).hexdigest()

@@ -1,5 +1,4 @@
-"""Data of one's own from files: a folder of images, or arrays in a `.npz` file. Files may come from
-strangers."""
+"""Data of one's own, maybe from strangers: a folder of images, or arrays in a `.npz` file."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,15 +12,8 @@ from pfedafm_jax.errors import PfedafmError, naming
 
 FOLDER, NPZ, TFDS = "folder", "npz", "tfds"  # what stands before the colon in a dataset's name
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-FORMATS = (
-    "PNG",
-    "JPEG",
-    "BMP",
-    "GIF",
-    "WEBP",
-    "TIFF",
-    "PPM",
-)  # others may call programs to be decoded
+# Other formats may call programs to be decoded.
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 GREY_MODES = ("1", "L", "LA")
 # Names of the four arrays in a file: ours, our cache's, and those of Keras.
 KEYS = (
@@ -40,31 +32,24 @@ class Found(NamedTuple):
     class_names: tuple[str, ...] = ()
 
 
-# --------------------------------------------------------------------------------------------- .npz
-
-
 def read_npz(path: Path) -> Found:
-    """`images` and `labels`, and where there are official test images `test_images` and
-    `test_labels`."""
+    """`images` and `labels`, and, where there are any, `test_images` and `test_labels`."""
     with naming(f"{str(path)!r} cannot be read as a .npz file, which numpy.savez writes"):
         if path.exists() and not path.is_file():  # a pipe may have no end
             raise ValueError("not a regular file")
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             names = list(archive.files)
-            content = {
-                name: np.atleast_1d(archive[name]) for name in names if name in sum(KEYS, ())
-            }
+            content = {name: np.atleast_1d(archive[name]) for name in {*names} & {*sum(KEYS, ())}}
     keys = next((keys for keys in KEYS if set(keys[:2]) <= set(content)), None)
     if keys is None or (keys[2] in content) != (keys[3] in content):
         raise PfedafmError(
-            f"{path} holds {', '.join(names) or 'nothing'}; accepted: images and labels, and test_images and test_labels "
-            "if there are official test images"
+            f"{path} holds {', '.join(names) or 'nothing'}; accepted: images and labels, and "
+            "test_images and test_labels if there are official test images"
         )
     images, labels = content[keys[0]], content[keys[1]]
     test = content.get(keys[2], images[:0]), content.get(keys[3], labels[:0])
-    return Found(
-        Arrays(images, labels, *test), None, f"{path}: {_count(len(images), len(test[0]))}"
-    )
+    source = f"{path}: {_count(len(images), len(test[0]))}"
+    return Found(Arrays(images, labels, *test), None, source)
 
 
 def _count(train: int, test: int) -> str:
@@ -83,82 +68,67 @@ def read_folder(path: Path, image_size: int = 0) -> Found:
         inside = _subfolders(path)
         parts = ["train", "test"] if "train" in inside else [""]
         if len(parts) == 2 and "test" not in inside:
-            raise PfedafmError(
-                f"{path} has train/ and no test/; accepted: both, or one subfolder for each class"
-            )
+            accepted = "both, or one subfolder for each class"
+            raise PfedafmError(f"{path} has train/ and no test/; accepted: {accepted}")
         classes = sorted({name for part in parts for name in _subfolders(path / part)})
         if not classes:
-            raise PfedafmError(
-                f"{path} has no subfolders; accepted: one for each class, with images in it"
-            )
-        found = [
-            [
-                (file, label)
-                for label, name in enumerate(classes)
-                for file in _images_of(path / part / name)
-            ]
-            for part in parts
-        ]
-    together, cut = [pair for part in found for pair in part], len(found[0])
-    labels = np.array([label for _, label in together], np.int32)
-    _check_classes(path, classes, labels)
-    images = same_shape(((str(file), _opened(file)) for file, _ in together), image_size)
-    arrays = Arrays(images[:cut], labels[:cut], images[cut:], labels[cut:])
-    unused = sorted(set(inside) - {"train", "test"}) if len(parts) == 2 else []
+            accepted = "one for each class, with images in it"
+            raise PfedafmError(f"{path} has no subfolders; accepted: {accepted}")
+        files: list[Path] = []
+        labels: list[int] = []
+        cut = 0
+        for part in parts:
+            cut = len(files)
+            for label, name in enumerate(classes):
+                found = _images_of(path / part / name)
+                files, labels = files + found, labels + [label] * len(found)
+        cut = cut if len(parts) == 2 else len(files)
+    numbers = np.array(labels, np.int32)
+    empty = set(range(len(classes))) - set(labels)
+    if empty:
+        accepted = f"accepted are files that end in {', '.join(SUFFIXES)}"
+        raise PfedafmError(f"{path}: class {classes[min(empty)]} has no images; {accepted}")
+    if len(classes) == 1:
+        raise PfedafmError(f"{path} has one class only ({classes[0]}); two or more are needed")
+    images = same_shape(((str(file), _opened(file)) for file in files), image_size)
+    arrays = Arrays(images[:cut], numbers[:cut], images[cut:], numbers[cut:])
     source = f"{path}: {_count(cut, len(images) - cut)} of {len(classes)} classes"
+    unused = sorted(set(inside) - {"train", "test"}) if len(parts) == 2 else []
     source += f" ({', '.join(unused)} not used)" if unused else ""
     return Found(arrays, len(classes), source, tuple(classes))
 
 
 def _subfolders(path: Path) -> list[str]:
-    return sorted(
-        item.name for item in path.iterdir() if item.is_dir() and not item.name.startswith(".")
-    )
+    found = (item.name for item in path.iterdir() if item.is_dir())
+    return sorted(name for name in found if not name.startswith("."))
 
 
 def _images_of(folder: Path) -> list[Path]:
     """The image files of a class, at any depth, in the order of their names."""
-    return sorted(
-        file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file()
-    )
-
-
-def _check_classes(path: Path, classes: list[str], labels: np.ndarray) -> None:
-    counts = np.bincount(labels, minlength=len(classes))
-    if not counts.all():
-        empty = classes[int(np.argmin(counts))]
-        raise PfedafmError(
-            f"{path}: class {empty} has no images; accepted are files that end in {', '.join(SUFFIXES)}"
-        )
-    if len(classes) == 1:
-        raise PfedafmError(f"{path} has one class only ({classes[0]}); two or more are needed")
+    found = (file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
+    return sorted(file for file in found if file.is_file())
 
 
 def _opened(path: Path) -> Image.Image:
     with naming(f"{path} is not a readable image"), Image.open(path, formats=FORMATS) as image:
         if _deep(image):
-            raise PfedafmError(
-                f"{path} has more than 8 bits a channel ({image.mode}); accepted: 8-bit images"
-            )
-        return ImageOps.exif_transpose(
-            image
-        )  # reads all of it; cameras store pictures lying on their side
+            found = f"{path} has more than 8 bits a channel ({image.mode})"
+            raise PfedafmError(f"{found}; accepted: 8-bit images")
+        return ImageOps.exif_transpose(image)  # cameras store pictures lying on their side
 
 
 def _deep(image: Image.Image) -> bool:
-    """Whether a picture has more than 8 bits a channel, of which Pillow would drop the lower ones
-    without a word."""
+    """Whether a picture has more than 8 bits a channel, of which Pillow drops the lower ones."""
     for codec, _, _, told in getattr(image, "tile", ()):  # what the decoder is told of the bits
-        if ";16" in str(told) or (
-            codec.startswith("ppm") and isinstance(told, tuple) and told[-1] > 255
-        ):
+        if codec.startswith("ppm") and isinstance(told, tuple) and told[-1] > 255:
+            return True
+        if ";16" in str(told):
             return True
     return image.mode[0] in "IF"
 
 
 def same_shape(images: Iterable[tuple[str, Image.Image]], image_size: int) -> np.ndarray:
-    """(name, picture) pairs as one array uint8 [num, height, width, 1 or 3]: grey if all are, else
-    RGB."""
+    """(name, picture) pairs as uint8 [num, height, width, 1 or 3]: grey if all are, else RGB."""
     found: list[np.ndarray] = []
     first: tuple[str, tuple[int, int]] | None = None
     for name, image in images:
@@ -167,10 +137,9 @@ def same_shape(images: Iterable[tuple[str, Image.Image]], image_size: int) -> np
             image = image.resize((image_size, image_size), Image.Resampling.BILINEAR)
         first = first or (name, image.size)
         if image.size != first[1]:
-            raise PfedafmError(
-                f"images differ in size: {first[0]} is {first[1][0]}x{first[1][1]}, {name} is "
-                f"{image.size[0]}x{image.size[1]}; resize them all with --image-size N (image_size in Python)"
-            )
+            sizes = [f"{n} is {w}x{h}" for n, (w, h) in (first, (name, image.size))]
+            mend = "resize them all with --image-size N (image_size in Python)"
+            raise PfedafmError(f"images differ in size: {', '.join(sizes)}; {mend}")
         pixels = np.asarray(image)
         found.append(pixels[..., None] if pixels.ndim == 2 else pixels)
     channels = max((pixels.shape[-1] for pixels in found), default=1)

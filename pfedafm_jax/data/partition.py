@@ -1,8 +1,7 @@
-"""Which client holds which images: the pathological and the Dirichlet split, the paper's or the
-authors' way."""
+"""Which client holds which images: the pathological and the Dirichlet split."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -41,18 +40,14 @@ class Partition:
         array([[2, 0, 1],
                [0, 1, 0]])
         """
-        return np.stack(
-            [
-                np.bincount(np.asarray(labels)[np.concatenate(parts)], minlength=num_classes)
-                for parts in zip(self.train, self.test, self.validation, strict=True)
-            ]
-        )
+        each = map(np.concatenate, zip(self.train, self.test, self.validation, strict=True))
+        labels = np.asarray(labels)
+        return np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in each])
 
     def save(self, path: str | Path) -> None:
         """Write a .npz file (no pickle in it), atomically."""
         content = {}
-        for part in _PARTS:
-            arrays = getattr(self, part)
+        for part, arrays in vars(self).items():
             content[part] = np.concatenate(arrays)
             content[f"{part}_sizes"] = np.array([len(array) for array in arrays], np.int64)
         with naming(f"partition file {path} cannot be written"):
@@ -61,39 +56,21 @@ class Partition:
     @classmethod
     def load(cls, path: str | Path) -> "Partition":
         """Read what `save` wrote."""
+        parts, damaged = {}, f"{path} is a damaged partition file"
         with (
             naming(f"{path} cannot be read as a partition file"),
             open(path, "rb") as file,
             np.load(file, allow_pickle=False) as content,
         ):
-            read = {part: (content[part], content[f"{part}_sizes"]) for part in _PARTS}
-        parts = {}
+            read = {f.name: (content[f.name], content[f"{f.name}_sizes"]) for f in fields(cls)}
         for part, (indices, sizes) in read.items():
-            plausible = all(
-                array.ndim == 1 and array.dtype.kind == "i" for array in (indices, sizes)
-            )
-            if (
-                not plausible
-                or sizes.min(initial=0) < 0
-                or sizes.sum() != len(indices)
-                or indices.min(initial=0) < 0
-            ):
-                raise PfedafmError(
-                    f"{path} is a damaged partition file: the sizes in {part!r} do not add up"
-                )
-            parts[part] = (
-                tuple(np.split(indices.astype(np.int32), np.cumsum(sizes)[:-1]))
-                if len(sizes)
-                else ()
-            )
+            fine = all(a.ndim == 1 and a.dtype.kind == "i" and (a >= 0).all() for a in read[part])
+            if not fine or sizes.sum() != len(indices):
+                raise PfedafmError(f"{damaged}: the sizes in {part!r} do not add up")
+            parts[part] = tuple(np.split(indices.astype(np.int32), np.cumsum(sizes)))[:-1]
         if len({len(arrays) for arrays in parts.values()}) != 1 or not parts["train"]:
-            raise PfedafmError(
-                f"{path} is a damaged partition file: its parts are for different numbers of clients"
-            )
+            raise PfedafmError(f"{damaged}: its parts are for different numbers of clients")
         return cls(**parts)
-
-
-_PARTS = ("train", "test", "validation")
 
 
 def make_partition(
@@ -141,52 +118,31 @@ def make_partition(
     array([2, 2, 2, 2, 2])
     """
     labels = np.asarray(labels)
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) == 0 or labels.min() < 0:
-        raise PfedafmError(
-            f"labels is {labels.dtype} {labels.shape}; accepted are integers [num], 0 or more"
-        )
+    num = len(labels)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or num == 0 or labels.min() < 0:
+        found = f"labels is {labels.dtype} {labels.shape}"
+        raise PfedafmError(f"{found}; accepted are integers [num], 0 or more")
     num_classes = int(labels.max()) + 1 if num_classes is None else num_classes
+    larger = f"more than the largest label, {labels.max()}"
+    there = f"{num}, the images there are"
     for name, value, fine, accepted in (
         ("kind", kind, kind in KINDS, ", ".join(KINDS)),
         ("protocol", protocol, protocol in PROTOCOLS, ", ".join(PROTOCOLS)),
         ("seed", seed, seed >= 0, "0 or more"),
-        (
-            "num_train",
-            num_train,
-            0 <= num_train <= len(labels),
-            f"0 to {len(labels)}, the images there are",
-        ),
-        (
-            "num_clients",
-            num_clients,
-            1 <= num_clients <= len(labels),
-            f"1 to {len(labels)}, the images there are",
-        ),
-        (
-            "num_classes",
-            num_classes,
-            num_classes > labels.max(),
-            f"more than the largest label, {labels.max()}",
-        ),
+        ("num_train", num_train, 0 <= num_train <= num, f"0 to {there}"),
+        ("num_clients", num_clients, 1 <= num_clients <= num, f"1 to {there}"),
+        ("num_classes", num_classes, num_classes > labels.max(), larger),
         ("test_fraction", test_fraction, 0 < test_fraction < 1, "above 0, below 1"),
-        (
-            "validation_fraction",
-            validation_fraction,
-            0 <= validation_fraction < 1,
-            "0 or more, below 1",
-        ),
     ):
         if not fine:
             raise bad(name, value, accepted)
-    # One stream per decision, so that e.g. another validation_fraction leaves the rest of the split
-    # as it was.
-    share_rng, keep_rng, order_rng, cut_rng, validation_rng = (
-        np.random.Generator(np.random.PCG64(child))
-        for child in np.random.SeedSequence(seed).spawn(5)
-    )
+    if not 0 <= validation_fraction < 1:
+        raise bad("validation_fraction", validation_fraction, "0 or more, below 1")
+    # One stream per decision: another validation_fraction leaves the rest of the split as it was.
+    streams = map(np.random.PCG64, np.random.SeedSequence(seed).spawn(5))
+    share_rng, keep_rng, order_rng, cut_rng, validation_rng = map(np.random.Generator, streams)
 
-    # A pool is dealt as a whole; `least` is what every client needs of it for no part of its data
-    # to be empty.
+    # A pool is dealt as a whole; of `least` every client needs so that no part of its is empty.
     held_out = 1 if validation_fraction > 0 else 0
     if protocol == "paper":
         pools, least = [np.arange(len(labels))], [2 + held_out]
@@ -200,36 +156,28 @@ def make_partition(
     else:
         # min_samples over the pools in proportion to their size, rounded up.
         total = sum(len(pool) for pool in pools)
-        least = [
-            max(low, math.ceil(min_samples * len(pool) / total))
-            for low, pool in zip(least, pools, strict=True)
-        ]
+        wanted = [math.ceil(min_samples * len(pool) / total) for pool in pools]
+        least = list(map(max, least, wanted))
         counts = dirichlet_counts(share_rng, gamma, num_clients, sizes, least)
 
-    dealt = [
-        _hand_out(order_rng, labels, pool, count) for pool, count in zip(pools, counts, strict=True)
-    ]
+    both = zip(pools, counts, strict=True)
+    dealt = [_hand_out(order_rng, labels, pool, count) for pool, count in both]
     if protocol == "paper":
         cuts = [_cut(cut_rng, labels, mine, test_fraction, held_out) for mine in dealt[0]]
-        train, test = [cut[0] for cut in cuts], [cut[1] for cut in cuts]
-    else:
-        train, test = dealt
+        dealt = list(zip(*cuts, strict=True))
+    train, test = dealt
+    validation = [np.zeros(0, np.int32)] * num_clients
     if held_out:
         cuts = [_cut(validation_rng, labels, mine, validation_fraction, 0) for mine in train]
-        train, validation = [cut[0] for cut in cuts], [cut[1] for cut in cuts]
-    else:
-        validation = [np.zeros(0, np.int32)] * num_clients
-    train, test, validation = (
-        tuple(np.sort(mine).astype(np.int32) for mine in part) for part in (train, test, validation)
-    )
-    return Partition(train, test, validation)
+        train, validation = zip(*cuts, strict=True)
+    parts = (train, test, validation)
+    return Partition(*(tuple(np.sort(mine).astype(np.int32) for mine in part) for part in parts))
 
 
 def _hand_out(
     rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray, counts: np.ndarray
 ) -> list[np.ndarray]:
-    """Give each client `counts[client, class]` random indices of each class in `pool`, none
-    twice."""
+    """`counts[client, class]` random indices of each class in `pool` by client, none twice."""
     dealt: list[list[np.ndarray]] = [[] for _ in range(len(counts))]
     for cls in range(counts.shape[1]):
         indices = rng.permutation(pool[labels[pool] == cls])
@@ -242,17 +190,14 @@ def _hand_out(
 def _cut(
     rng: np.random.Generator, labels: np.ndarray, mine: np.ndarray, fraction: float, reserve: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(rest, `fraction`) of a client's indices, alike in their classes; at least 1 + `reserve` and
-    1 of them."""
+    """(rest, `fraction`) of a client's indices, alike in their classes; 1 + `reserve` and 1 at
+    least."""
     wanted = min(max(round(len(mine) * fraction), 1), len(mine) - 1 - reserve)
     mine = mine[np.argsort(labels[mine], kind="stable")]  # `_hand_out` has shuffled within a class
     classes, starts, sizes = np.unique(labels[mine], return_index=True, return_counts=True)
-    # Ties in the rounding go to random classes, else the first ones would be tested on more
-    # everywhere.
+    # Ties in the rounding go to random classes, else the first would be tested on more everywhere.
     order = rng.permutation(len(classes))
     taken = np.zeros(len(classes), np.int64)
     taken[order] = apportion(wanted, sizes[order])
-    out = np.concatenate(
-        [np.arange(start, start + take) for start, take in zip(starts, taken, strict=True)]
-    )
+    out = np.concatenate([np.arange(n) + at for at, n in zip(starts, taken, strict=True)])
     return np.delete(mine, out), mine[out]

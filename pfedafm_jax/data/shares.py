@@ -11,10 +11,8 @@ from pfedafm_jax.settings import bad
 
 LOW_SHARE, HIGH_SHARE = 0.4, 0.6  # of the uniform shares in the released code
 MAX_REDRAWS = 100
-GAMMA_RANGE = (
-    1e-3,
-    1e6,
-)  # outside, the shares are all-or-nothing or equal anyway and the sampler overflows
+# Outside, the shares are all-or-nothing or equal anyway and the sampler overflows.
+GAMMA_RANGE = (1e-3, 1e6)
 
 
 def draw_classes(
@@ -29,15 +27,13 @@ def draw_classes(
     the maximum, are all drawn by the next client: again no class lacks more than m - 1.
     """
     if not 1 <= classes_per_client <= num_classes:
-        raise bad(
-            "classes_per_client", classes_per_client, f"1 to {num_classes}, the classes there are"
-        )
+        accepted = f"1 to {num_classes}, the classes there are"
+        raise bad("classes_per_client", classes_per_client, accepted)
     slots = np.full(num_classes, num_clients * classes_per_client // num_classes)
     slots[rng.permutation(num_classes)[: num_clients * classes_per_client % num_classes]] += 1
     owned = []
     for _ in range(num_clients):
-        # The k largest, ties broken at random: the same as k draws, one by one, among the largest
-        # not yet held.
+        # The k largest, ties broken at random: the same as k draws among the largest not yet held.
         mine = np.lexsort((rng.random(num_classes), -slots))[:classes_per_client]
         slots[mine] -= 1
         owned.append(np.sort(mine))
@@ -47,8 +43,7 @@ def draw_classes(
 def pathological_counts(
     rng: np.random.Generator, owned: list[np.ndarray], sizes: list[np.ndarray], least: list[int]
 ) -> list[np.ndarray]:
-    """Split every class among its owners by shares U(0.4, 0.6), renormalised. One count array per
-    pool.
+    """Split every class among its owners by shares U(0.4, 0.6); one count array per pool.
 
     Args:
         owned: per client, its classes.
@@ -63,14 +58,15 @@ def pathological_counts(
             continue
         shares = rng.uniform(LOW_SHARE, HIGH_SHARE, len(owners))
         for pool, (size, low) in enumerate(zip(sizes, least, strict=True)):
-            each = -(
-                -low // len(owned[owners[0]])
-            )  # one image of every class, more if the classes are too few
+            # One image of every class, more if a client has few classes.
+            per_client = len(owned[owners[0]])
+            each = -(-low // per_client)
             if size[cls] < each * len(owners):
                 raise PfedafmError(
-                    f"class {cls} has {size[cls]} images to deal, too few for the {len(owners)} clients that share it "
-                    f"(num_clients {len(owned)}, classes_per_client {len(owned[owners[0]])}): "
-                    f"at least {each * len(owners)} are needed. Use fewer clients or more data"
+                    f"class {cls} has {size[cls]} images to deal, too few for the {len(owners)} "
+                    f"clients that share it (num_clients {len(owned)}, classes_per_client "
+                    f"{per_client}): at least {each * len(owners)} are needed. Use fewer clients or "
+                    "more data"
                 )
             counts[pool][owners, cls] = apportion(int(size[cls]), shares, each)
     return counts
@@ -83,8 +79,7 @@ def dirichlet_counts(
     sizes: list[np.ndarray],
     least: list[int],
 ) -> list[np.ndarray]:
-    """Split every class over all clients by Dirichlet(gamma) shares, every client getting `least`
-    images per pool.
+    """Split every class over all clients by Dirichlet(gamma) shares, `least` images each per pool.
 
     Shares that leave somebody with too little are drawn again, up to `MAX_REDRAWS` times; after
     that, images move from those who have most. So it ends, whatever gamma is.
@@ -94,19 +89,13 @@ def dirichlet_counts(
     for size, low in zip(sizes, least, strict=True):
         if size.sum() < num_clients * low:
             raise PfedafmError(
-                f"{num_clients} clients with at least {low} images each need {num_clients * low}, but there are "
-                f"{size.sum()} to deal. Lower num_clients or min_samples"
+                f"{num_clients} clients with at least {low} images each need {num_clients * low}, "
+                f"but there are {size.sum()} to deal. Lower num_clients or min_samples"
             )
     counts: list[np.ndarray] = []
     for _ in range(MAX_REDRAWS):
         shares = rng.dirichlet(np.full(num_clients, gamma), len(sizes[0]))
-        counts = [
-            np.stack(
-                [apportion(int(num), share) for num, share in zip(size, shares, strict=True)],
-                axis=1,
-            )
-            for size in sizes
-        ]
+        counts = [np.stack(list(map(apportion, size, shares)), axis=1) for size in sizes]
         if all(count.sum(axis=1).min() >= low for count, low in zip(counts, least, strict=True)):
             return counts
     for count, low in zip(counts, least, strict=True):
@@ -132,8 +121,7 @@ def _level(counts: np.ndarray, least: int) -> None:
 
 
 def apportion(total: int, shares: np.ndarray, least: int = 0) -> np.ndarray:
-    """Whole numbers that add up to `total`, in proportion to `shares`, each `least` or more: int64
-    [num].
+    """Whole numbers int64 [num] that add up to `total`, as `shares` say, each `least` or more.
 
     Largest remainders: nobody is off its exact share by one or more, unless `least` asks for it.
     """

@@ -9,7 +9,6 @@ before they are used.
 
 import contextlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from pfedafm_jax.data import npm, tfds
 from pfedafm_jax.data.cifar import HOMEPAGE, Arrays, Cifar, check_sums, read_official
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.errors import PfedafmError, naming
 from pfedafm_jax.files import write_atomically
 
 Log = Callable[[str], None]
@@ -33,47 +32,38 @@ def obtain(
             return cached
         arrays, source = _fetch(cifar, offline, log)
     else:
-        try:
+        with naming(f"data_dir {data_dir} cannot be read"):
             arrays, source = from_data_dir(cifar, data_dir)
-        except OSError as error:
-            raise PfedafmError(
-                f"data_dir {data_dir} cannot be read ({error.strerror or error})"
-            ) from error
         check_sums(cifar, arrays, source)
-    if (
-        data_dir is None or not (cache_dir / f"{cifar.name}.npz").is_file()
-    ):  # later runs need no --data-dir
+    # A copy given once is kept too: later runs need no --data-dir.
+    if data_dir is None or not (cache_dir / f"{cifar.name}.npz").is_file():
         store(cifar, arrays, source, cache_dir, log)
     return arrays, source
 
 
 def from_data_dir(cifar: Cifar, data_dir: Path) -> tuple[Arrays, str]:
-    """Read the first usable copy in a folder given by the user, or in the archive itself if that is
-    what was given."""
-    if data_dir.is_file():
-        return read_official(cifar, data_dir), f"the official archive {data_dir}"
+    """Read the first usable copy in a folder given by the user, or the archive that was given."""
     prepared = tfds.find_prepared(cifar.name, data_dir)
     if prepared is not None:
         return tfds.read_cifar(cifar, prepared), f"the TFDS folder {prepared}"
-    forms = (cifar.python, cifar.binary)
-    for folder in [data_dir / form.folder for form in forms] + [data_dir]:
+    for folder in [data_dir / form.folder for form in cifar.forms] + [data_dir]:
         # One file is enough to recognise it by; the reader then names those that are missing.
-        if any((folder / file).is_file() for form in forms for file in form.files):
+        if any((folder / file).is_file() for form in cifar.forms for file in form.files):
             return read_official(cifar, folder), f"the official folder {folder}"
-    for path in [data_dir / form.file for form in forms]:
+    for path in [data_dir] + [data_dir / form.file for form in cifar.forms]:
         if path.is_file():
             return read_official(cifar, path), f"the official archive {path}"
+    python, binary = cifar.forms
+    found = f"holds no copy of {cifar.name}" if data_dir.exists() else "does not exist"
     raise PfedafmError(
-        f"data_dir {data_dir} {f'holds no copy of {cifar.name}' if data_dir.exists() else 'does not exist'}. "
-        f"Looked for a prepared TFDS folder ({cifar.name}/<version>/dataset_info.json), "
-        f"an official folder ({cifar.python.folder}/ or {cifar.binary.folder}/) "
-        f"and an official archive ({cifar.python.file} or {cifar.binary.file}), from {HOMEPAGE}"
+        f"data_dir {data_dir} {found}. Looked for a prepared TFDS folder "
+        f"({cifar.name}/<version>/dataset_info.json), an official folder ({python.folder}/ or "
+        f"{binary.folder}/) and an official archive ({python.file} or {binary.file}), from {HOMEPAGE}"
     )
 
 
 def _fetch(cifar: Cifar, offline: bool, log: Log) -> tuple[Arrays, str]:
-    """Checked arrays from the first place that has them; raises with what was tried and what to
-    do."""
+    """Checked arrays from the first place that has them; raises with what was tried."""
     tfds_dir, tried = tfds.default_dir(), []
     prepared = tfds.find_prepared(cifar.name, tfds_dir)
     # (name for people, what is said before, how to get it), best first
@@ -94,24 +84,21 @@ def _fetch(cifar: Cifar, offline: bool, log: Log) -> tuple[Arrays, str]:
             check_sums(cifar, arrays, source)
             return arrays, source
         except PfedafmError as error:
-            tried.append(f"  {source}: {error}")
-            log(f"{cifar.name}:{tried[-1][1:]}")
+            tried.append(f"{source}: {error}")
+            log(f"{cifar.name}: {tried[-1]}")
     where = "is not on this machine" if offline else "could not be had from anywhere"
-    raise PfedafmError(
-        "\n".join(
-            [
-                f"{cifar.name} {where}:",
-                *(tried or ["  not in the cache, and downloading is switched off (offline)"]),
-                f"Download one of these from {HOMEPAGE} on a machine that can reach it,",
-                *(
-                    f"    {one.file}  {one.num_bytes} bytes, sha256 {one.sha256}"
-                    for one in (cifar.python, cifar.binary)
-                ),
-                "put it into a folder (no need to unpack) and give that: --data-dir FOLDER (data_dir in Python).",
-                "To try things out without any download: --dataset synthetic.",
-            ]
-        )
-    )
+    tried = tried or ["not in the cache, and downloading is switched off (offline)"]
+    files = [f"{one.file}  {one.num_bytes} bytes, sha256 {one.sha256}" for one in cifar.forms]
+    lines = [
+        f"{cifar.name} {where}:",
+        *(f"  {line}" for line in tried),
+        f"Download one of these from {HOMEPAGE} on a machine that can reach it,",
+        *(f"    {line}" for line in files),
+        "put it into a folder (no need to unpack) and give that: --data-dir FOLDER (data_dir in "
+        "Python).",
+        "To try things out without any download: --dataset synthetic.",
+    ]
+    raise PfedafmError("\n".join(lines))
 
 
 # ---------------------------------------------------------------------------------------- the cache
@@ -121,46 +108,36 @@ def _fetch(cifar: Cifar, offline: bool, log: Log) -> tuple[Arrays, str]:
 
 
 def store(cifar: Cifar, arrays: Arrays, source: str, cache_dir: Path, log: Log) -> None:
-    """Keep `arrays` for the next run. A folder that cannot be written to costs one line, not the
-    run."""
+    """Keep `arrays` for the next run; a folder that cannot be written to costs one line only."""
+    # The note first: data without a note would say "unknown origin".
+    note = json.dumps({"source": source, "sums": list(cifar.sums)}, indent=2) + "\n"
+    data = arrays._asdict()
     try:
-        # The note first: data without a note would say "unknown origin", a note without data is
-        # never read.
-        note = json.dumps({"source": source, "sums": list(cifar.sums)}, indent=2) + "\n"
-        write_atomically(cache_dir / f"{cifar.name}.json", lambda file: file.write(note.encode()))
-        write_atomically(
-            cache_dir / f"{cifar.name}.npz", lambda file: np.savez(file, **arrays._asdict())
-        )
+        write_atomically(cache_dir / f"{cifar.name}.json", note)
+        write_atomically(cache_dir / f"{cifar.name}.npz", lambda file: np.savez(file, **data))
     except OSError as error:
-        log(
-            f"warning: {cifar.name} is not cached, {cache_dir} cannot be written to ({error.strerror or error})"
-        )
+        reason = f"{cache_dir} cannot be written to ({error.strerror or error})"
+        log(f"warning: {cifar.name} is not cached, {reason}")
 
 
 def load(cifar: Cifar, cache_dir: Path, log: Log) -> tuple[Arrays, str] | None:
-    """(arrays, where they came from), or None when there is nothing usable; damaged files are
-    removed."""
+    """(arrays, where they came from), or None when there is nothing usable; damaged files go."""
     path = cache_dir / f"{cifar.name}.npz"
     if not path.is_file():
-        return None
-    if not os.access(path, os.R_OK):
-        log(f"warning: the cached copy {path} may not be read; fetching again")
         return None
     try:
         # Opened here, because numpy leaves a damaged file open.
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = Arrays(*(archive[field] for field in Arrays._fields))
         check_sums(cifar, arrays, "the cache")
+    except PermissionError:
+        log(f"warning: the cached copy {path} may not be read; fetching again")
+        return None
     except Exception as error:  # zipfile and numpy raise many types on damaged input
-        reason = (
-            "contents changed"
-            if isinstance(error, PfedafmError)
-            else f"{type(error).__name__}: {error}"
-        )
+        changed = isinstance(error, PfedafmError)
+        reason = "contents changed" if changed else f"{type(error).__name__}: {error}"
         log(f"the cached copy {path} is damaged ({reason}); removing it and fetching again")
-        with contextlib.suppress(
-            OSError
-        ):  # a read-only folder: it will be found damaged again, and fetched again
+        with contextlib.suppress(OSError):  # in a read-only folder it is found again
             path.unlink(missing_ok=True)
         return None
     try:  # only a note for people: its loss must not make the data useless

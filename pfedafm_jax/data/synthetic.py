@@ -14,17 +14,15 @@ PATTERNS_PER_CLASS = 3
 NUM_DISTRACTORS = 32
 MAX_SHIFT = 4
 SIGNAL, DISTRACTION, NOISE = 30, 45, 70  # amplitudes, in grey levels of 256
-CHUNK = 64
+AT_A_TIME = 64  # images that stay in the processor's cache
 
 
 def make_synthetic(
     num_classes: int = 10, num_samples: int = 6000, seed: int = 0, image_size: int = 32
 ) -> Arrays:
-    """Five sixths training, one sixth test images, like CIFAR: uint8 [num, image_size, image_size,
-    3].
+    """Five sixths training, one sixth test images: uint8 [num, image_size, image_size, 3].
 
-    The same arguments give the same images on every machine. Classes are as equal in size as can be
-    in both parts.
+    The same arguments give the same images on every machine. Classes are of equal size, or nearly.
     """
     least = {"num_classes": 2, "num_samples": 2 * num_classes, "seed": 0, "image_size": 4}
     for name, value in zip(least, (num_classes, num_samples, seed, image_size), strict=True):
@@ -56,14 +54,13 @@ def _images(
     contrast = rng.integers(8, 25, num, np.int16)  # in sixteenths
     other = rng.integers(len(distractors), size=num)
     shifts = rng.integers(2 * MAX_SHIFT + 1, size=(num, 4))
-    # 16-bit integers hold every intermediate value, are fast, and give the same images on every
-    # machine.
+    # 16-bit integers hold every intermediate value and give the same images on every machine.
     scaled: dict[tuple[int, int], np.ndarray] = {}  # a pattern at a contrast
     each = zip(which.tolist(), contrast.tolist(), other.tolist(), shifts.tolist(), strict=True)
     images = np.empty((num, size, size, 3), np.uint8)
-    for start in range(0, num, CHUNK):
-        chunk = images[start : start + CHUNK]
-        grey = np.frombuffer(rng.bytes(chunk.size), np.int8).reshape(chunk.shape).astype(np.int16)
+    for start in range(0, num, AT_A_TIME):
+        some = images[start : start + AT_A_TIME]
+        grey = np.frombuffer(rng.bytes(some.size), np.int8).reshape(some.shape).astype(np.int16)
         grey *= NOISE
         grey >>= 7
         grey += 128
@@ -72,18 +69,16 @@ def _images(
                 scaled[pattern, strength] = (patterns[pattern] * np.int16(strength)) >> 4
             top, left, other_top, other_left = shift
             image += scaled[pattern, strength][top : top + size, left : left + size]
-            image += distractors[
-                distractor, other_top : other_top + size, other_left : other_left + size
-            ]
-        chunk[...] = grey.clip(0, 255, out=grey)
+            across = slice(other_left, other_left + size)
+            image += distractors[distractor, other_top : other_top + size, across]
+        some[...] = grey.clip(0, 255, out=grey)
     return images
 
 
 def _smooth(
     rng: np.random.Generator, num: int, size: int, amplitude: int, cell: int = 8
 ) -> np.ndarray:
-    """int16 [num, size, size, 3] within +-`amplitude`: random values on a coarse grid, linear in
-    between."""
+    """int16 [num, size, size, 3] within +-`amplitude`: random on a coarse grid, linear between."""
     grid = size // cell + 2
     coarse = rng.integers(-amplitude, amplitude + 1, (num, grid, grid, 3))
     at = np.arange(size)

@@ -1,10 +1,8 @@
-"""TensorFlow Datasets, without TensorFlow: CIFAR, and any other image classification dataset by its
-name.
+"""TensorFlow Datasets, without TensorFlow: CIFAR, and other image classification by its name.
 
-What is prepared is read without TensorFlow. TFDS itself needs TensorFlow to unpack CIFAR's archive
-and to encode
-its images, and for nothing else there: the two builders below do those steps with the standard
-library and Pillow, under the stock name, version and layout, so that a folder they prepare is an
+What is prepared is read without TensorFlow. TFDS itself needs it to unpack CIFAR's archive and to
+encode its images, and for nothing else there: the builder below does those steps with the standard
+library and Pillow, under the stock name, version and layout, so that a folder it prepares is an
 ordinary TFDS folder and the other way round. Other datasets are prepared by TFDS itself; where
 TensorFlow is missing, the message says how to prepare one elsewhere.
 """
@@ -21,7 +19,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from PIL import Image
 
-from pfedafm_jax.data.cifar import IMAGE_BYTES, IMAGE_SIZE, Arrays, Cifar, open_tar, read_members
+from pfedafm_jax.data.cifar import IMAGE_BYTES, IMAGE_SIZE, Arrays, Cifar, read_tar
 from pfedafm_jax.data.folders import Found, same_shape
 from pfedafm_jax.errors import PfedafmError, naming
 
@@ -37,8 +35,7 @@ def default_dir() -> Path:
 def find_prepared(name: str, root: Path, any_version: bool = False) -> Path | None:
     """The newest prepared version of a dataset (`cifar10`, or `name/config`) under `root`.
 
-    `root` is the TFDS folder, the dataset's folder in it or a version of that; `any_version`: also
-    one that lies elsewhere.
+    `root` is the TFDS folder, the dataset's in it or a version of that, `any_version` anywhere.
     """
     infos = [root / "dataset_info.json"] if any_version or root.parent.name == name else []
     for folder in (root, root / name):
@@ -55,8 +52,7 @@ def _version(info: Path) -> tuple[int, ...]:
 
 
 def read_cifar(cifar: Cifar, folder: Path) -> Arrays:
-    """The four arrays from a prepared folder in array_record or tfrecord form, back in the official
-    order."""
+    """The four arrays from a prepared folder, back in the official order."""
     with naming(f"{folder}: not a readable TFDS folder"):
         import tensorflow_datasets as tfds  # slow to import, and needed only here
 
@@ -95,39 +91,28 @@ def _builder(cifar: Cifar, tfds_dir: Path) -> Any:
         name = cifar.name
 
         def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
-            stock_info = self._cifar_info
-            archive = Path(
-                str(dl_manager.download(stock_info.url))
-            )  # TFDS holds it against its own checksum
-            with open_tar(archive) as tar:
-                files = [*stock_info.label_files, *stock_info.train_files, *stock_info.test_files]
-                content = read_members(tar, archive, [stock_info.prefix + file for file in files])
-            for key, file in zip(stock_info.label_keys, stock_info.label_files, strict=True):
-                names = content[stock_info.prefix + file].decode().split("\n")
-                self.info.features[key].names = [name for name in names if name]
-            parts = {"train": stock_info.train_files, "test": stock_info.test_files}
-            return {
-                split: self._generate_examples(
-                    f"{split}_", [content[stock_info.prefix + file] for file in files]
-                )
+            about = self._cifar_info
+            parts = {"train": about.train_files, "test": about.test_files}
+            archive = Path(str(dl_manager.download(about.url)))  # TFDS checks its sum
+            files = (*about.label_files, *about.train_files, *about.test_files)
+            content = read_tar(archive, cifar.name, tuple(about.prefix + file for file in files))
+            for key, file in zip(about.label_keys, about.label_files, strict=True):
+                self.info.features[key].names = content[about.prefix + file].decode().split()
+            raw = {
+                split: b"".join(content[about.prefix + file] for file in files)
                 for split, files in parts.items()
             }
+            return {split: self._generate_examples(split, raw[split]) for split in parts}
 
-        def _generate_examples(
-            self, split_prefix: str, filepaths: list[bytes]
-        ) -> Iterator[tuple[int, dict[str, Any]]]:
+        def _generate_examples(self, split_prefix: str, filepaths: bytes) -> Iterator[tuple]:
             keys = self._cifar_info.label_keys
-            rows = np.frombuffer(b"".join(filepaths), np.uint8).reshape(-1, len(keys) + IMAGE_BYTES)
+            rows = np.frombuffer(filepaths, np.uint8).reshape(-1, len(keys) + IMAGE_BYTES)
             for index, row in enumerate(rows):
                 pixels = row[len(keys) :].reshape(3, IMAGE_SIZE, IMAGE_SIZE).transpose(1, 2, 0)
-                example: dict[str, Any] = {
-                    key: int(value) for key, value in zip(keys, row, strict=False)
-                }
-                example["id"] = f"{split_prefix}{index:05d}"
-                example["image"] = Image.fromarray(
-                    np.ascontiguousarray(pixels)
-                )  # an array would need TensorFlow
-                yield index, example
+                # A picture, since to encode an array TFDS would need TensorFlow.
+                picture = Image.fromarray(np.ascontiguousarray(pixels))
+                labels = dict(zip(keys, row.tolist(), strict=False))
+                yield index, {"id": f"{split_prefix}_{index:05d}", "image": picture, **labels}
 
     return WithoutTensorFlow(data_dir=str(tfds_dir), file_format="array_record")
 
@@ -138,66 +123,63 @@ def _builder(cifar: Cifar, tfds_dir: Path) -> Any:
 def read_tfds(
     name: str, data_dir: Path | None, image_size: int = 0, *, offline: bool = False, log: Log
 ) -> Found:
-    """The `train` and, where there is one, the `test` split of a dataset (`mnist`, or
-    `name/config`)."""
+    """The `train` and, where there is one, the `test` split of `mnist`, or `name/config`."""
     root = default_dir() if data_dir is None else data_dir
-    folder = find_prepared(name, root, any_version=True)
     with naming(f"tfds:{name} in {root}"):
         import tensorflow_datasets as tfds  # slow to import, and needed only here
 
-        if folder is None:
-            elsewhere = (
-                f"prepare it where TensorFlow is installed (tfds build {name} --file_format=array_record, or "
-                f"tfds.load({name!r})) and give that TFDS folder: --data-dir FOLDER"
-            )
-            if offline:
-                raise PfedafmError(
-                    f"tfds:{name} is not prepared in {root}, and downloading is switched off; {elsewhere}"
-                )
-            with naming(f"TFDS has no dataset {name!r}"):
-                made: Any = tfds.builder(name, data_dir=str(root), file_format="array_record")
-            log(f"tfds:{name}: not in {root} yet, asking TFDS to download and prepare it")
-            folder = _prepare(made, next(iter(made.url_infos), None), repr(name), f"; {elsewhere}")
+        folder = find_prepared(name, root, any_version=True)
+        folder = folder or _prepare_any(tfds, name, root, offline, log)
         builder: Any = tfds.builder_from_directory(folder)
         image, label = _keys(builder, folder)
         splits = [split for split in ("train", "test") if split in builder.info.splits]
         if splits[:1] != ["train"]:
-            raise PfedafmError(
-                f"{folder} has the splits {', '.join(builder.info.splits)}; train is needed"
-            )
-        labels: dict[str, list[int]] = {split: [] for split in splits}
+            present = ", ".join(builder.info.splits)
+            raise PfedafmError(f"{folder} has the splits {present}; train is needed")
+        labels: list[int] = []
 
         def pictures() -> Iterator[tuple[str, Image.Image]]:
             for split in splits:
                 for number, example in enumerate(_examples(builder, split)):
-                    labels[split].append(int(example[label]))
+                    labels.append(int(example[label]))
                     yield f"{split} image {number}", _picture(np.asarray(example[image]), folder)
 
         images, cut = same_shape(pictures(), image_size), builder.info.splits["train"].num_examples
-        kind = builder.info.features[label]
-    numbers = np.array(labels["train"] + labels.get("test", []), np.int32)
+        numbers, kind = np.array(labels, np.int32), builder.info.features[label]
     arrays = Arrays(images[:cut], numbers[:cut], images[cut:], numbers[cut:])
     return Found(arrays, kind.num_classes, f"the TFDS folder {folder}", tuple(kind.names))
+
+
+def _prepare_any(tfds: Any, name: str, root: Path, offline: bool, log: Log) -> Path:
+    """Has TFDS download and prepare a dataset; the folder. The error says how to do it elsewhere."""
+    elsewhere = (
+        f"prepare it where TensorFlow is installed (tfds build {name} --file_format=array_record, "
+        f"or tfds.load({name!r})) and give that TFDS folder: --data-dir FOLDER"
+    )
+    if offline:
+        missing = f"tfds:{name} is not prepared in {root}, and downloading is switched off"
+        raise PfedafmError(f"{missing}; {elsewhere}")
+    with naming(f"TFDS has no dataset {name!r}"):
+        builder = tfds.builder(name, data_dir=str(root), file_format="array_record")
+    log(f"tfds:{name}: not in {root} yet, asking TFDS to download and prepare it")
+    return _prepare(builder, next(iter(builder.url_infos), None), repr(name), f"; {elsewhere}")
 
 
 def _keys(builder: Any, folder: Path) -> tuple[str, str]:
     """Names of the image and the label in an example."""
     keys, features = builder.info.supervised_keys, builder.info.features
-    names = keys if isinstance(keys, tuple) and len(keys) == 2 else ("image", "label")
-    if not all(name in features for name in names) or not hasattr(
-        features[names[1]], "num_classes"
-    ):
-        raise PfedafmError(
-            f"{folder} has {', '.join(features)}; accepted: datasets of an image and its class"
-        )
-    return names[0], names[1]
+    image, label = keys if isinstance(keys, tuple) and len(keys) == 2 else ("image", "label")
+    there = image in features and label in features
+    if not there or not hasattr(features[label], "num_classes"):
+        found = f"{folder} has {', '.join(features)}"
+        raise PfedafmError(f"{found}; accepted: datasets of an image and its class")
+    return image, label
 
 
 def _picture(pixels: np.ndarray, folder: Path) -> Image.Image:
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[-1] not in (1, 3, 4):
-        raise PfedafmError(
-            f"{folder} has images {pixels.dtype} {pixels.shape}; accepted: 8-bit grey or colour images"
-        )
+        found = f"{folder} has images {pixels.dtype} {pixels.shape}"
+        raise PfedafmError(f"{found}; accepted: 8-bit grey or colour images")
     return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
@@ -239,8 +221,7 @@ def _examples(builder: Any, split: str) -> Iterator[dict[str, Any]]:
     """The examples of a prepared split, decoded."""
     paths = [Path(str(path)) for path in builder.info.splits[split].filepaths]
     if any(".tfrecord" in path.name for path in paths):
-        # TFDS reads this form only through TensorFlow, yet the framing is simple and the rest is
-        # TFDS's own.
+        # TFDS reads this form only through TensorFlow, yet the framing is simple.
         for path in paths:
             for record in _tfrecords(path):
                 yield builder.info.features.deserialize_example_np(record)
@@ -249,10 +230,8 @@ def _examples(builder: Any, split: str) -> Iterator[dict[str, Any]]:
 
 
 def _tfrecords(path: Path) -> Iterator[bytes]:
-    """Records of a TFRecord file: 8 bytes length, 4 bytes checksum, the record, 4 bytes
-    checksum."""
-    content = path.read_bytes()
-    offset = 0
+    """Records of a file, each between 8 bytes of length, 4 of checksum, and 4 of checksum."""
+    content, offset = path.read_bytes(), 0
     while offset < len(content):
         # The checksums are left alone: all images are held against their official sums afterwards.
         start = offset + 12
