@@ -151,15 +151,7 @@ class Checkpoints:
         sizes = []
         for part in manifest["parts"]:
             sizes.append(0)
-            for group, rows in read_clients(self.folder / name_of(part)):
-                clients = rows["clients"].reshape(
-                    -1
-                )  # -1 fills the rows of a process with fewer than another
-                front = rows["clients"].ndim
-                states = {
-                    name: leaf.reshape(-1, *leaf.shape[front:])
-                    for name, leaf in rows["states"].items()
-                }
+            for group, clients, states in read_clients(self.folder / name_of(part)):
                 mine = np.where((clients >= 0) & (kept[clients] == self._index), clients, -1)
                 store.write(group, mine, fitted(store.start(group), states, len(clients)))
                 clients = clients[clients >= 0]

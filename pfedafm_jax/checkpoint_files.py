@@ -162,17 +162,33 @@ def write_tree(folder: Path, tree: Tree) -> None:
         checkpointer.save(path, args=ocp.args.StandardSave(tree))
 
 
-def read_tree(folder: Path) -> Any:
-    """A tree as numpy arrays, however many devices and processes it was written by."""
+def read_tree(folder: Path, only: str | None = None) -> Any:
+    """A tree as numpy arrays, however many devices and processes it was written by; or the part
+    under one name, if there is one."""
     ocp = _orbax()
     with _plain(folder) as path, ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         found = checkpointer.metadata(path).item_metadata.tree
+        if only is not None:
+            found = {name: part for name, part in found.items() if name == only}
+        if not found:
+            return {}
         plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), found)
-        return checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=plain))
+        # With no transforms, what is not in `item` is not read.
+        wanted = {} if only is None else {"item": found, "transforms": {}}
+        return checkpointer.restore(path, args=ocp.args.PyTreeRestore(**wanted, restore_args=plain))
 
 
-def read_clients(folder: Path) -> Iterator[tuple[int, Tree]]:
-    """Groups of clients in a folder: group → `clients` and `states` by path, one row a client."""
+def read_clients(folder: Path, only: int | None = None) -> Iterator[tuple[int, np.ndarray, Leaves]]:
+    """Clients in a folder, one group at a time, or one group only.
+
+    Yields:
+        The group, its clients (int `[rows]`, -1 fills the rows of a process with fewer than
+        another), and their states by path, `[rows, …]`.
+    """
     for block in sorted((folder / "clients").glob("*"), key=lambda path: int(path.name)):
-        for group, rows in sorted(read_tree(block).items()):
-            yield int(group), rows
+        for group, rows in sorted(read_tree(block, None if only is None else str(only)).items()):
+            front = rows["clients"].ndim
+            states = {
+                n: leaf.reshape(-1, *leaf.shape[front:]) for n, leaf in rows["states"].items()
+            }
+            yield int(group), rows["clients"].reshape(-1), states

@@ -90,7 +90,7 @@ def read_folder(path: Path, image_size: int = 0) -> Found:
         raise PfedafmError(f"{path}: class {classes[min(empty)]} has no images; {accepted}")
     if len(classes) == 1:
         raise PfedafmError(f"{path} has one class only ({classes[0]}); two or more are needed")
-    images = same_shape(((str(file), _opened(file)) for file in files), image_size)
+    images = same_shape(((str(file), opened(file)) for file in files), image_size)
     arrays = Arrays(images[:cut], numbers[:cut], images[cut:], numbers[cut:])
     source = f"{path}: {_count(cut, len(images) - cut)} of {len(classes)} classes"
     unused = sorted(set(inside) - {"train", "test"}) if len(parts) == 2 else []
@@ -109,7 +109,7 @@ def _images_of(folder: Path) -> list[Path]:
     return sorted(file for file in found if file.is_file())
 
 
-def _opened(path: Path) -> Image.Image:
+def opened(path: Path) -> Image.Image:
     with naming(f"{path} is not a readable image"), Image.open(path, formats=FORMATS) as image:
         if _deep(image):
             found = f"{path} has more than 8 bits a channel ({image.mode})"

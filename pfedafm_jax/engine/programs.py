@@ -32,10 +32,10 @@ from pfedafm_jax.engine.visit import (
     work,
     zero_totals,
 )
-from pfedafm_jax.methods import find_method
+from pfedafm_jax.methods import make_method
 from pfedafm_jax.methods.base import Cost, Method, Server, average
-from pfedafm_jax.models import Architecture, describe
-from pfedafm_jax.training import LocalTraining, table_width
+from pfedafm_jax.models import Architecture
+from pfedafm_jax.training import table_width
 
 Tree = Any
 TRACED: Counter[str] = Counter()
@@ -193,23 +193,21 @@ def build(
 ) -> Programs:
     """Binds settings and data; nothing is compiled yet."""
     devices = devices or Devices(config.devices)
-    image_shape: tuple[int, int, int] = dataset.images.shape[1:]  # type: ignore[assignment]
-
-    def architecture(name: str) -> Architecture:
-        return describe(
-            name, dataset.num_classes, image_shape, config.feature_size, config.initialisation
-        )
-
-    kind = find_method(config.method)
-    names = (config.shared_extractor,) if kind.one_network else config.architectures
-    architectures = tuple(architecture(name) for name in names)
     mean, std = (
         NORMALISATION["imagenet"]
         if config.normalisation == "imagenet"
         else (dataset.mean, dataset.std)
     )
     num_train = np.array([len(rows) for rows in partition.train])
-    training = LocalTraining.of(config, tuple(mean), tuple(std), num_train.tolist())
+    method = make_method(
+        config,
+        dataset.image_shape,
+        dataset.num_classes,
+        tuple(mean),
+        tuple(std),
+        num_train.tolist(),
+    )
+    architectures = method.architectures
     key = jax.random.key(config.seed)
     return Programs(
         config=config,
@@ -217,7 +215,7 @@ def build(
         partition=partition,
         devices=devices,
         processes=Processes(len(devices)),
-        method=kind.of(config, training, architecture(config.shared_extractor), architectures),
+        method=method,
         architectures=architectures,
         groups=np.arange(config.num_clients) % len(architectures),
         num_train=num_train,

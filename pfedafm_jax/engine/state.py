@@ -8,7 +8,8 @@ import numpy as np
 
 from pfedafm_jax.engine.programs import Programs, init_client, init_server
 from pfedafm_jax.engine.store import ClientStore
-from pfedafm_jax.methods.base import Server
+from pfedafm_jax.methods.base import Method, Server
+from pfedafm_jax.models import Architecture
 
 Tree = Any
 START_KEY, SERVER_KEY = 2**31 - 1, 2**31 - 2  # rounds are numbered far below
@@ -28,6 +29,12 @@ class State(NamedTuple):
     )  # int [clients]: the process that keeps a client's state, -1 before its first visit
 
 
+def client_start(method: Method, key: jax.Array, number: int, architecture: Architecture) -> Tree:
+    """What a client keeps before its first visit; `number` tells starts from one another."""
+    own = jax.random.fold_in(jax.random.fold_in(key, START_KEY), number)
+    return jax.device_get(init_client(method, own, architecture))
+
+
 def start(programs: Programs, folder: str | None = None) -> State:
     """Clients and server before the first round; clients of one architecture are alike unless
     `same_start` is off.
@@ -36,21 +43,19 @@ def start(programs: Programs, folder: str | None = None) -> State:
         folder: where the store puts its files, if it has any; by default where temporary files go.
     """
     config, architectures = programs.config, programs.architectures
-    start_key = jax.random.fold_in(programs.key, START_KEY)
 
-    def client_start(number: int, group: int) -> Tree:
-        key = jax.random.fold_in(start_key, number)
-        return jax.device_get(init_client(programs.method, key, architectures[group]))
+    def group_start(group: int) -> Tree:
+        return client_start(programs.method, programs.key, group, architectures[group])
 
     def own_start(client: int) -> Tree:
-        return client_start(len(architectures) + client, int(programs.groups[client]))
+        group, number = int(programs.groups[client]), len(architectures) + client
+        return client_start(programs.method, programs.key, number, architectures[group])
 
-    groups = range(len(architectures))
     with ThreadPoolExecutor() as pool:
         server = pool.submit(
             init_server, programs.method, jax.random.fold_in(programs.key, SERVER_KEY)
         )
-        starts = list(pool.map(client_start, groups, groups))
+        starts = list(pool.map(group_start, range(len(architectures))))
     start_of = None if config.same_start else own_start
     store = ClientStore(
         starts, programs.groups, place=config.store, folder=folder, start_of=start_of

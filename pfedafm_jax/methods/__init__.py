@@ -15,7 +15,9 @@ from pfedafm_jax.methods.fml import FML
 from pfedafm_jax.methods.lg_fedavg import LGFedAvg
 from pfedafm_jax.methods.pfedafm import PFedAFM
 from pfedafm_jax.methods.standalone import Standalone
+from pfedafm_jax.models import Architecture, describe
 from pfedafm_jax.settings import MethodSettings, bad, known, settings_of
+from pfedafm_jax.training import LocalTraining
 
 _BUILT_IN = (PFedAFM, Standalone, LGFedAvg, FD, FedProto, FML, FedKD, FedAPEN, FedPer, FedRep)
 _METHODS: dict[str, type[Method]] = {method.name: method for method in _BUILT_IN}
@@ -76,6 +78,31 @@ def find_method(name: str) -> type[Method]:
     return _METHODS[name]
 
 
+def make_method(
+    config: Config,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    num_train: Sequence[int],
+) -> Method:
+    """The method of a run.
+
+    Args:
+        image_shape, num_classes: of its data.
+        mean, std: of each channel, by which images are normalised.
+        num_train: training images of each client.
+    """
+
+    def architecture(name: str) -> Architecture:
+        return describe(name, num_classes, image_shape, config.feature_size, config.initialisation)
+
+    kind, shared = find_method(config.method), architecture(config.shared_extractor)
+    names = (shared.name,) if kind.one_network else config.architectures
+    training = LocalTraining.of(config, mean, std, num_train)
+    return kind.of(config, training, shared, [architecture(name) for name in names])
+
+
 def chosen_methods(wanted: str | Sequence[str]) -> list[str]:
     """Names from a list, or a text like `all,fedper`, where `all` is the paper's eight."""
     listed = wanted.split(",") if isinstance(wanted, str) else wanted
@@ -92,6 +119,7 @@ __all__ = [
     "Update",
     "chosen_methods",
     "find_method",
+    "make_method",
     "method_names",
     "register_method",
 ]

@@ -1,0 +1,406 @@
+"""What was trained, in use: clients of a run predict, are exported, and newcomers join.
+
+`load_run(folder)` opens a run as its last checkpoint left it, without its dataset;
+`run.client(k)` is one of its clients, `run.join(images, labels)` one that was never there. Both can
+be written by `export.py`, and `load_client` there reads them back.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfedafm_jax import kernels
+from pfedafm_jax.checkpoint import Checkpoints
+from pfedafm_jax.checkpoint_files import fitted, name_of, read_clients, read_tree
+from pfedafm_jax.config import Config, updated
+from pfedafm_jax.data.augment import normalise
+from pfedafm_jax.data.pictures import Pictures, read_pictures
+from pfedafm_jax.engine.programs import init_server
+from pfedafm_jax.engine.state import SERVER_KEY, client_start
+from pfedafm_jax.engine.visit import Common, Slots, scores, work
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.methods import Method, make_method
+from pfedafm_jax.methods.base import Client, Server
+from pfedafm_jax.models import Architecture, describe
+from pfedafm_jax.results import Run, read_run
+from pfedafm_jax.settings import bad
+from pfedafm_jax.standing import checkpoint_folder
+from pfedafm_jax.training import EVALUATION_BATCH, ClientData, table_width
+
+BLOCKS = 16  # batches that are classified in one call
+CARD_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class TrainedClient:
+    """One client's model, ready to classify.
+
+    Attributes:
+        architecture: of its own network.
+        params: what the client keeps between its visits.
+        server: what the server sent it last; methods that share something predict with both.
+        card: where it comes from, as JSON: method, settings, data, round, accuracies.
+    """
+
+    method: Method
+    architecture: Architecture
+    params: Client
+    server: Server
+    card: dict[str, Any]
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes, in the order of the scores."""
+        return self.card["data"]["classes"]
+
+    def pictures(self, images: Pictures) -> tuple[np.ndarray, list[str]]:
+        """Images as the model takes them, and their names; see `data.pictures`."""
+        resize = bool(self.card["config"].get("image_size"))
+        return read_pictures(images, self.architecture.image_shape, resize)
+
+    def predict(self, images: Pictures) -> dict[str, np.ndarray]:
+        """Class scores (logits).
+
+        Args:
+            images: uint8 `[num, height, width, channels]`, a `.npy` or `.npz` file, image files or
+                a folder of them; normalised here as in training.
+
+        Returns:
+            By name of the prediction, the method's own first (pFedAFM: mixed, small, large),
+            float32 `[num, classes]`.
+        """
+        pixels, _ = self.pictures(images)
+        found = []
+        for start in range(0, max(len(pixels), 1), BLOCKS * EVALUATION_BATCH):
+            block = pixels[start : start + BLOCKS * EVALUATION_BATCH]
+            padded = np.zeros((BLOCKS * EVALUATION_BATCH, *block.shape[1:]), np.uint8)
+            padded[: len(block)] = block
+            out = _classify(
+                self._numbers, self.architecture, str(kernels.form()), *self._states, padded
+            )
+            found.append({name: np.asarray(out[name])[: len(block)] for name in self.predictions})
+        return {name: np.concatenate([one[name] for one in found]) for name in self.predictions}
+
+    def probabilities(self, images: Pictures) -> dict[str, np.ndarray]:
+        """`predict`, as probabilities of the classes."""
+        return {
+            name: np.asarray(jax.nn.softmax(logits, axis=-1))
+            for name, logits in self.predict(images).items()
+        }
+
+    def scores(self, images: jax.Array) -> dict[str, jax.Array]:
+        """`predict` as a function of uint8 images that can be traced."""
+        training = self.method.training
+        pixels = normalise(images, training.mean, training.std)
+        return self.method.predict(self.architecture, self.params, self.server, pixels)
+
+    @cached_property
+    def predictions(self) -> list[str]:
+        """Names of what is predicted, the method's own first."""
+        names: list[str] = []
+        shape = (1, *self.architecture.image_shape)
+        # A traced dictionary comes back sorted: its own order is that of the first call.
+        jax.eval_shape(
+            lambda images: names.extend(self.scores(images)), jax.ShapeDtypeStruct(shape, np.uint8)
+        )
+        return names
+
+    @cached_property
+    def _numbers(self) -> Method:
+        return jax.tree.map(jnp.asarray, self.method)
+
+    @cached_property
+    def _states(self) -> tuple[Client, Server]:
+        return jax.device_put((self.params, self.server))
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _classify(
+    method: Method, architecture: Architecture, form: str, client: Client, server: Server, images
+):
+    """Scores of uint8 `[BLOCKS · 64, …]`, as many at a time as an evaluation takes."""
+    del form  # which kernels are traced: another one is another program
+
+    def block(images: jax.Array) -> dict[str, jax.Array]:
+        pixels = normalise(images, method.training.mean, method.training.std)
+        return method.predict(architecture, client, server, pixels)
+
+    found = jax.lax.map(block, images.reshape(BLOCKS, EVALUATION_BATCH, *images.shape[1:]))
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, leaf.shape[-1]), found)
+
+
+@dataclass(frozen=True)
+class Newcomer(TrainedClient):
+    """A client that joined after training; `history[v]` has its accuracies after v visits."""
+
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+class TrainedRun:
+    """A run as its last usable checkpoint left it; made by `load_run`.
+
+    Attributes:
+        run: what the folder says: settings, records, summary.
+        config: the settings.
+        round: the round after which the weights were saved.
+    """
+
+    def __init__(self, run: Run, log: Callable[[str], Any]):
+        self.run, self.folder = run, run.folder or Path()
+        data = run.about["data"]
+        if "image_shape" not in data:
+            raise PfedafmError(
+                f"{str(self.folder)!r} was written by an earlier version, which did not note the "
+                "images' shape; run its command again"
+            )
+        self.config = updated(Config(), run.config)
+        self._data, self._log = data, log
+        self.num_clients = self.config.num_clients
+        kernels.choose(self.config.kernels, log)
+        self._checkpoints = Checkpoints(checkpoint_folder(self.folder), log=log)
+        self._manifest = self._newest()
+        self.round: int = self._manifest["round"]
+        self.method = self._method()
+        if not self.finished:
+            log(f"{self.folder} stands after round {self.round} of {self.config.rounds}")
+
+    @property
+    def finished(self) -> bool:
+        """Whether these are the weights after the last round."""
+        return self.run.finished and self.round == self.config.rounds
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes."""
+        return self._data["classes"]
+
+    @cached_property
+    def server(self) -> Server:
+        """What the server would send next."""
+        key = jax.random.fold_in(jax.random.key(self.config.seed), SERVER_KEY)
+        start = jax.device_get(init_server(self.method, key))
+        return fitted(start, read_tree(self._part(self.round) / "run").get("server", {}))
+
+    def client(self, number: int) -> TrainedClient:
+        """One of the clients, 0 to N - 1."""
+        if not isinstance(number, int | np.integer) or not 0 <= number < self.num_clients:
+            raise bad("client", number, f"0 to {self.num_clients - 1}, the clients of this run")
+        group = number % len(self.method.architectures)
+        architecture = self.method.architectures[group]
+        state = self._start(number, group)
+        for part in reversed(self._manifest["parts"]):
+            for found, clients, states in read_clients(self._part(part), group):
+                rows = np.flatnonzero(clients == number)
+                if found == group and len(rows):
+                    row = {name: leaf[rows[0]] for name, leaf in states.items()}
+                    return self._client(architecture, fitted(state, row), number)
+        return self._client(architecture, state, number)  # it never took part
+
+    def join(
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        architecture: str | None = None,
+        visits: int = 5,
+        *,
+        test_images: np.ndarray | None = None,
+        test_labels: np.ndarray | None = None,
+        seed: int = 0,
+        log: Callable[[int, dict[str, float]], None] | None = None,
+    ) -> Newcomer:
+        """Trains a client that was never there, as a participant would; the federation stays as it
+        is.
+
+        It starts from new weights of its own and from what the run's clients share, and at every
+        visit meets the same server: what it would upload is dropped.
+
+        Args:
+            images, labels: uint8 `[num, height, width, channels]` and classes `[num]`.
+            architecture: of its network; by default the run's first. Methods in which all clients
+                have the shared network take that one only.
+            visits: rounds of local training.
+            test_images, test_labels: what it is evaluated on; without them a fifth of the images is
+                kept from training.
+            seed: of its start and its batches.
+            log: is told each visit's number and accuracies, from 0 on.
+
+        Returns:
+            The client, with its accuracies in `history`.
+        """
+        data = self._own_data(images, labels, test_images, test_labels, seed)
+        kind = type(self.method)
+        usual = self.config.shared_extractor if kind.one_network else self.config.architectures[0]
+        if kind.one_network and architecture not in (None, usual):
+            raise bad(
+                "architecture", architecture, f"{usual}, which all clients of {kind.title} have"
+            )
+        if visits < 0:
+            raise bad("visits", visits, "0 or more")
+        network = self._architecture(architecture or usual)
+        method = self._method([int(data.num_train)])
+        number, key = self.num_clients + seed, jax.random.key(self.config.seed)
+        state = client_start(method, key, len(method.architectures) + number, network)
+        common = Common(
+            jax.tree.map(jnp.asarray, method),
+            data.images,
+            data.labels,
+            jax.device_put(self.server),
+            jax.random.key_data(key),
+            jnp.int32(0),
+        )
+        slot = Slots(jnp.int32(number), *data[2:], jnp.float32(data.num_train))
+        history = [_evaluated(common, network, state, data)]
+        for visit in range(visits + 1):
+            if visit:
+                at = common._replace(round=jnp.int32(self.round + visit))
+                state, finite = _visit(at, network, state, slot)
+                if not finite:
+                    raise PfedafmError(
+                        f"visit {visit}: the newcomer's weights are no longer finite; a lower "
+                        f"learning rate than {self.config.rate:g} is needed for this data"
+                    )
+                history.append(_evaluated(common, network, state, data))
+            if log is not None:
+                log(visit, history[-1])
+        accuracy = {name: history[-1][name] for name in history[-1]}
+        joined = {"visits": visits, "num_train": int(data.num_train), "seed": seed}
+        card = self._card(network, None) | {"newcomer": joined, "accuracy": accuracy}
+        return Newcomer(method, network, jax.device_get(state), self.server, card, history)
+
+    # ---------------------------------------------------------------------------- parts
+
+    def _newest(self) -> dict[str, Any]:
+        manifests = self._checkpoints.manifests()
+        for manifest in manifests.values():
+            try:
+                self._checkpoints.verify(manifest)
+            except (OSError, ValueError) as error:
+                self._log(f"warning: {name_of(manifest['round'])} is skipped: {error}")
+                continue
+            return manifest
+        reason = "all its checkpoints are damaged" if manifests else "it has no checkpoint"
+        raise PfedafmError(
+            f"{str(self.folder)!r} has no weights to use: {reason} in {self._checkpoints.folder} "
+            "(--drop-checkpoints removes them when a run is done); its command makes them again "
+            "with --fresh"
+        )
+
+    def _part(self, number: int) -> Path:
+        return self._checkpoints.folder / name_of(number)
+
+    def _architecture(self, name: str) -> Architecture:
+        shape, classes = tuple(self._data["image_shape"]), len(self.classes)
+        config = self.config
+        return describe(name, classes, shape, config.feature_size, config.initialisation)
+
+    def _method(self, sizes: list[int] | None = None) -> Method:
+        data, shape = self._data, tuple(self._data["image_shape"])
+        normalisation = tuple(data["mean"]), tuple(data["std"])
+        return make_method(self.config, shape, len(self.classes), *normalisation, sizes or [1])
+
+    def _start(self, number: int, group: int) -> Client:
+        own = group if self.config.same_start else len(self.method.architectures) + number
+        key = jax.random.key(self.config.seed)
+        return client_start(self.method, key, own, self.method.architectures[group])
+
+    def _client(self, architecture: Architecture, state: Client, number: int) -> TrainedClient:
+        card = self._card(architecture, number)
+        return TrainedClient(self.method, architecture, state, self.server, card)
+
+    def _card(self, architecture: Architecture, number: int | None) -> dict[str, Any]:
+        about, summary = self.run.about, self.run.summary
+        accuracy = {}
+        if self.finished and number is not None:
+            for name in self.run.predictions:
+                own = name == self.run.predictions[0]
+                rows = self.run.clients[f"all_clients/accuracy{'' if own else '/' + name}"]
+                accuracy[name] = round(float(rows[-1, number]), 6)
+        of_run = ("best_mean_accuracy", "last_ten_mean_accuracy", "final_all_clients_accuracy")
+        return {
+            "format": CARD_FORMAT,
+            "method": self.config.method,
+            "title": type(self.method).title,
+            "architecture": architecture.name,
+            "client": number,
+            "round": self.round,
+            "finished": self.finished,
+            "accuracy": accuracy,
+            "run": {name: getattr(summary, name) for name in of_run} if self.finished else {},
+            "predictions": about["predictions"],
+            "data": about["data"],
+            "config": self.run.config,
+            "versions": about["versions"],
+        }
+
+    def _own_data(self, images, labels, test_images, test_labels, seed: int) -> ClientData:
+        """A newcomer's images as a client's data, checked."""
+        if (test_images is None) != (test_labels is None):
+            raise PfedafmError("test_images and test_labels are given together, or neither")
+        shape = tuple(self._data["image_shape"])
+        pixels, _ = read_pictures(np.asarray(images), shape)
+        classes = _labels(labels, len(pixels), len(self.classes))
+        order = np.random.default_rng([seed, len(pixels)]).permutation(len(pixels))
+        train, test = np.sort(order[len(order) // 5 :]), np.sort(order[: len(order) // 5])
+        if test_images is not None:
+            more, _ = read_pictures(np.asarray(test_images), shape)
+            train, test = np.arange(len(pixels)), len(pixels) + np.arange(len(more))
+            classes = np.concatenate([classes, _labels(test_labels, len(more), len(self.classes))])
+            pixels = np.concatenate([pixels, more])
+        if not len(train) or not len(test):
+            raise PfedafmError(
+                f"{len(train)} images to train on and {len(test)} to test on; both are needed (5 "
+                "images or more)"
+            )
+        rows = [np.pad(part, (0, table_width([len(part)]) - len(part))) for part in (train, test)]
+        sizes = [jnp.int32(len(train)), jnp.int32(len(test))]
+        tables = [jnp.asarray(part, jnp.int32) for part in rows]
+        arrays = jnp.asarray(pixels), jnp.asarray(classes, jnp.int32)
+        return ClientData(*arrays, tables[0], sizes[0], tables[1], sizes[1])
+
+
+def load_run(folder: str | Path, log: Callable[[str], Any] | None = None) -> TrainedRun:
+    """Opens a run, finished or not, to use what it trained; its dataset is not needed.
+
+    Args:
+        folder: of the run (`runs/NAME`); methods and networks of one's own must be registered.
+        log: is told of damaged checkpoints that are skipped, and of an unfinished run; by default
+            that goes to standard error.
+    """
+    return TrainedRun(read_run(folder), log or partial(print, file=sys.stderr))
+
+
+@partial(jax.jit, static_argnums=1)
+def _visit(common: Common, architecture: Architecture, state: Client, slot: Slots):
+    visit = work(architecture, common, state, slot)
+    return visit.state, visit.info["finite"]
+
+
+@partial(jax.jit, static_argnums=1)
+def _accuracy(common: Common, architecture: Architecture, state: Client, data: ClientData):
+    return scores(common.method, architecture, state, common.server, data)
+
+
+def _evaluated(common: Common, architecture: Architecture, state: Client, data: ClientData):
+    found = _accuracy(common, architecture, state, data)
+    return {name.removeprefix("accuracy/"): float(value) for name, value in found.items()}
+
+
+def _labels(labels: Any, count: int, num_classes: int) -> np.ndarray:
+    found = np.asarray(labels)
+    if found.shape != (count,) or found.dtype.kind not in "iu":
+        raise PfedafmError(
+            f"labels: {found.dtype} {list(found.shape)}; accepted: {count} integers, one an image"
+        )
+    if count and not (found.min() >= 0 and found.max() < num_classes):
+        raise PfedafmError(
+            f"labels run from {found.min()} to {found.max()}; accepted: 0 to {num_classes - 1}, the "
+            "classes of the run"
+        )
+    return found
