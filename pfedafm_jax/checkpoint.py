@@ -6,15 +6,15 @@
 
 A save holds the clients that were written to since the save before, and its checkpoint is the
 clients of a chain of folders, later ones over earlier ones. Once the chain has grown to twice its
-first folder, the next save holds all clients and
-starts another chain: a client is written about twice as often as it changes, however many there
-are. The last two checkpoints and the best one are kept, and the first of the chain before, which
-shares no file with the latest: no single damaged file makes all of them unusable.
-Nothing in them depends on the number of devices or processes: where several processes run together,
-Orbax has each write its own clients into the folder, which all of them must see, and rounds wait
-for it.
+first folder, the next save holds all clients and starts another chain: a client is written about
+twice as often as it changes, however many there are. The last two checkpoints and the best one are
+kept, and the first of the chain before, which shares no file with the latest: no single damaged
+file makes all of them unusable. Nothing in them depends on the number of devices or processes:
+where several processes run together, Orbax has each write its own clients into the folder, which
+all of them must see, and rounds wait for it.
 """
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,27 +25,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pfedafm_jax.checkpoint_files import (
-    FORMAT,
-    NAME,
-    Leaves,
-    Manifest,
-    Tree,
-    by_path,
-    digest_of,
-    filled,
-    fitted,
-    name_of,
-    named,
-    part_of,
-    read_clients,
-    read_manifest,
-    read_tree,
-    remove,
-    reserve,
-    signed,
-    write_tree,
-)
+from pfedafm_jax import checkpoint_files as files
+from pfedafm_jax.checkpoint_files import Leaves, Manifest, Tree, name_of, part_of
 from pfedafm_jax.engine import Processes, State
 from pfedafm_jax.engine.processes import lost_process
 from pfedafm_jax.errors import START_OVER, PfedafmError, storage_error
@@ -72,11 +53,9 @@ class Chain(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run in one folder; `identity` (settings, data) goes into every
-    manifest.
+    """The checkpoints of one run in one folder; `identity` (settings, data) is in every manifest.
 
-    `seconds` is how long the run was held up by saving, `background_seconds` how long saves took
-    beside it.
+    `seconds` is how long saving held up the run, `background_seconds` how long it took beside it.
     """
 
     def __init__(
@@ -97,22 +76,18 @@ class Checkpoints:
         self._undo: Callable[[], None] = lambda: None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
-    # ------------------------------------------------------------------------------------------ reading
+    # ---------------------------------------------------------------------------- reading
 
     def manifests(self) -> dict[int, Manifest]:
-        """The manifests that can be read, by round, newest first; the files that they name are not
-        looked at."""
+        """The manifests that can be read, by round, newest first; not what they name."""
         found = {}
         for number in self._rounds():
-            try:
-                found[number] = read_manifest(self._manifest_path(number))
-            except (OSError, ValueError):
-                continue
+            with contextlib.suppress(OSError, ValueError):
+                found[number] = files.read_manifest(self._manifest_path(number))
         return found
 
     def load(self, state: State) -> Saved | None:
-        """The newest checkpoint whose files are all as they were written; damaged ones are named
-        and skipped.
+        """The newest checkpoint whose files are all as they were written; others are named.
 
         Args:
             state: one that has run no round; the store of it is filled.
@@ -123,49 +98,44 @@ class Checkpoints:
         rounds = self._rounds()
         for number in rounds:
             try:
-                manifest = read_manifest(self._manifest_path(number))
+                manifest = files.read_manifest(self._manifest_path(number))
                 self.verify(manifest)
             except (OSError, ValueError) as error:
-                self.log(
-                    f"warning: checkpoint {self.folder.name}/{name_of(number)} is skipped: {error}"
-                )
+                name = f"{self.folder.name}/{name_of(number)}"
+                self.log(f"warning: checkpoint {name} is skipped: {error}")
                 continue
             self._versions = {n: m for n, m in self.manifests().items() if n <= number}
             self._last = number
             return self._read(manifest, state)
         if rounds:
-            raise PfedafmError(
-                f"no checkpoint in {self.folder} can be used, all are damaged; {START_OVER}"
-            )
+            words = "can be used, all are damaged"
+            raise PfedafmError(f"no checkpoint in {self.folder} {words}; {START_OVER}")
         return None
 
     def _read(self, manifest: Manifest, state: State) -> Saved:
-        run, store, home = (
-            read_tree(self.folder / name_of(manifest["round"]) / "run"),
-            state.store,
-            state.home.copy(),
-        )
+        run = files.read_tree(self.folder / name_of(manifest["round"]) / "run")
+        store, home = state.store, state.home.copy()
         kept = run["arrays"].pop("home", None)
         if kept is None or manifest["processes"] != self._count:
             kept = np.arange(len(store.groups)) % self._count
         sizes = []
         for part in manifest["parts"]:
             sizes.append(0)
-            for group, clients, states in read_clients(self.folder / name_of(part)):
+            for group, clients, states in files.read_clients(self.folder / name_of(part)):
                 mine = np.where((clients >= 0) & (kept[clients] == self._index), clients, -1)
-                store.write(group, mine, fitted(store.start(group), states, len(clients)))
+                store.write(group, mine, files.fitted(store.start(group), states, len(clients)))
                 clients = clients[clients >= 0]
                 sizes[-1] += len(clients)
                 if self._processes:
                     home[clients] = kept[clients]
         store.changed[:] = False
         self.chain = Chain(tuple(manifest["parts"]), sizes[0] if sizes else 0, sum(sizes[1:]))
-        server = fitted(jax.device_get(state.server), run.get("server", {}))
-        server = jax.tree.map(
-            lambda new, old: jax.device_put(new, getattr(old, "sharding", None)),
-            server,
-            state.server,
-        )
+        server = files.fitted(jax.device_get(state.server), run.get("server", {}))
+
+        def put(new: np.ndarray, old: Any) -> jax.Array:
+            return jax.device_put(new, getattr(old, "sharding", None))
+
+        server = jax.tree.map(put, server, state.server)
         details = json.loads(run["details"].tobytes())
         return Saved(manifest["round"], State(server, store, home), run["arrays"], details)
 
@@ -177,15 +147,15 @@ class Checkpoints:
                 raise ValueError(f"{name} is missing")
             if path.stat().st_size != size:
                 raise ValueError(f"{name} has {path.stat().st_size} bytes instead of {size}")
-            if digest_of(path) != digest:
+            if files.digest_of(path) != digest:
                 raise ValueError(f"{name} has changed since it was written (sha256)")
 
     def _rounds(self) -> list[int]:
         """Rounds that have a manifest, newest first."""
-        matches = [NAME.fullmatch(path.name) for path in self.folder.glob("round-*.json")]
+        matches = [files.NAME.fullmatch(path.name) for path in self.folder.glob("round-*.json")]
         return sorted((int(match[1]) for match in matches if match), reverse=True)
 
-    # ------------------------------------------------------------------------------------------ writing
+    # ---------------------------------------------------------------------------- writing
 
     def save(
         self,
@@ -206,13 +176,12 @@ class Checkpoints:
             return
         start, store, before = time.perf_counter(), state.store, (self.chain, self._last)
         clients = np.flatnonzero(store.changed)
-        if self.chain.later + len(clients) >= self.chain.first:
+        first, later = self.chain.first, self.chain.later + len(clients)
+        if later >= first:
             clients = np.flatnonzero(state.home >= 0 if self._processes else store.visited)
             self.chain = Chain((number,), first=len(clients))
         else:
-            self.chain = Chain(
-                (*self.chain.parts, number), self.chain.first, self.chain.later + len(clients)
-            )
+            self.chain = Chain((*self.chain.parts, number), first, later)
         changed = store.changed.copy()
 
         def undo() -> None:
@@ -222,24 +191,16 @@ class Checkpoints:
         self._undo, self._last = undo, number
         store.changed[:] = False
         run: dict[str, Tree] = {
-            "server": filled(named(jax.device_get(state.server))),
-            "arrays": {"round": np.array(number), **filled(arrays)},
+            "server": files.filled(files.named(jax.device_get(state.server))),
+            "arrays": {"round": np.array(number), **files.filled(arrays)},
             "details": np.frombuffer(json.dumps(details).encode(), np.uint8),
         }
         if self._processes:
             run["arrays"]["home"] = np.array(state.home)
-        manifest = {
-            "format": FORMAT,
-            "round": number,
-            "score": score,
-            "parts": list(self.chain.parts),
-            **self.identity,
-        }
-        manifest["processes"] = self._count
-        blocks, num_bytes = (
-            self._blocks(clients, state),
-            int(store.row_bytes[store.groups[clients]].sum()),
-        )
+        manifest = {"format": files.FORMAT, "round": number, "score": score, **self.identity}
+        manifest |= {"parts": list(self.chain.parts), "processes": self._count}
+        blocks = self._blocks(clients, state)
+        num_bytes = int(store.row_bytes[store.groups[clients]].sum())
         if num_bytes <= BLOCK_BYTES:
             blocks = list(blocks)
         self._pending = self._pool.submit(self._write, manifest, blocks, run, num_bytes)
@@ -260,13 +221,10 @@ class Checkpoints:
                 members = block[store.groups[block] == group]
                 if self._processes:
                     members = self._processes.own_rows(members, state.home[members])
-                rows = {
-                    "clients": members,
-                    "states": filled(by_path(store.read(int(group), members))),
-                }
-                tree[str(group)] = (
-                    jax.tree.map(self._processes.joined, rows) if self._processes else rows
-                )
+                states = files.filled(files.by_path(store.read(int(group), members)))
+                rows = {"clients": members, "states": states}
+                join = self._processes.joined if self._processes else np.asarray
+                tree[str(group)] = jax.tree.map(join, rows)
             yield tree
 
     def _write(self, manifest: Manifest, blocks: Iterable[Tree], run: Tree, num_bytes: int) -> None:
@@ -275,54 +233,48 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._index == 0:
             self._manifest_path(number).unlink(missing_ok=True)
-            remove(folder)  # what a save that was cut off, or a damaged checkpoint, left
+            files.remove(folder)  # what a save that was cut off, or a damaged checkpoint, left
         try:
-            reserve(self.folder, num_bytes + sum(leaf.nbytes for leaf in jax.tree.leaves(run)))
+            files.reserve(
+                self.folder, num_bytes + sum(leaf.nbytes for leaf in jax.tree.leaves(run))
+            )
             for block, tree in enumerate(blocks):
-                write_tree(folder / "clients" / str(block), tree)
-            write_tree(folder / "run", run)
+                files.write_tree(folder / "clients" / str(block), tree)
+            files.write_tree(folder / "run", run)
             if self._index > 0:
                 return
-            files = {}
-            for version in (
-                self._versions.values()
-            ):  # clients of earlier folders, as they were when these were written
-                for name, entry in version["files"].items():
-                    if "/clients/" in name and part_of(name) in manifest["parts"]:
-                        files[name] = entry
+            # Clients of earlier folders, as they were when these were written.
+            manifest["files"] = {
+                name: entry
+                for version in self._versions.values()
+                for name, entry in version["files"].items()
+                if "/clients/" in name and part_of(name) in manifest["parts"]
+            }
             for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-                files[path.relative_to(self.folder).as_posix()] = [
-                    path.stat().st_size,
-                    digest_of(path, flush=True),
-                ]
-            manifest["files"] = files
-            write_atomically(self._manifest_path(number), lambda file: file.write(signed(manifest)))
+                entry = [path.stat().st_size, files.digest_of(path, flush=True)]
+                manifest["files"][path.relative_to(self.folder).as_posix()] = entry
+            write_atomically(self._manifest_path(number), files.signed(manifest))
         except BaseException:
-            remove(folder)  # leaves room for others where the disk is full
+            files.remove(folder)  # leaves room for others where the disk is full
             raise
         self._versions[number] = manifest
         self._prune(2)
         self.background_seconds += time.perf_counter() - start
 
     def _prune(self, latest: int) -> None:
-        """Keeps the latest checkpoints, the best one, one that shares nothing with the last, and
-        what they need."""
-        numbers = sorted(self._versions)
-        scores = {n: m["score"] for n, m in self._versions.items() if m["score"] is not None}
+        """Keeps the latest checkpoints, the best, one that shares nothing with the last, and what
+        they need."""
+        versions, numbers = self._versions, sorted(self._versions)
+        scores = {n: m["score"] for n, m in versions.items() if m["score"] is not None}
         best = [min(scores, key=lambda n: (-scores[n], n))] if scores else []
-        whole = [n for n in numbers if self._versions[n]["parts"] == [n]]
-        apart = (
-            [n for n in whole if n < self._versions[numbers[-1]]["parts"][0]][-1:]
-            if numbers
-            else []
-        )
+        start = versions[numbers[-1]]["parts"][0] if numbers else 0  # of the present chain
+        apart = [n for n in numbers if versions[n]["parts"] == [n] and n < start][-1:]
         kept = {*numbers[-latest:], *best, *apart}
-        self._versions = {n: m for n, m in self._versions.items() if n in kept}
+        self._versions = {n: m for n, m in versions.items() if n in kept}
         self.clean(max(kept, default=0))
 
     def clean(self, last: int | None = None) -> None:
-        """Removes what no checkpoint that is known to be good needs; the first process does it for
-        all.
+        """Removes what no checkpoint that is known to be good needs; the first process does it.
 
         `last`: only what is not newer, since other processes may be at the next one already.
         """
@@ -334,12 +286,9 @@ class Checkpoints:
         needed = {part for manifest in self._versions.values() for part in manifest["parts"]}
         for path in self.folder.glob("round-*"):
             part = part_of(path.name)
-            if (
-                path.is_dir()
-                and part not in needed
-                and (last is None or part is None or part <= last)
-            ):
-                remove(path)
+            old = last is None or part is None or part <= last
+            if path.is_dir() and part not in needed and old:
+                files.remove(path)
 
     def check(self) -> None:
         """Raises if the last save has failed by now; does not wait for it."""
@@ -347,8 +296,7 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Until the last save is done; raises `StorageError` if it failed (the checkpoints before
-        it are still good)."""
+        """Until the last save is done; `StorageError` if it failed (those before are good)."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -370,16 +318,15 @@ class Checkpoints:
 
     def close(self) -> None:
         """Lets a save that is under way end; whether it succeeds no longer matters to anybody."""
-        self._pool.shutdown(
-            wait=self._processes is None
-        )  # where another process is gone it would never end
+        # Where another process is gone it would never end.
+        self._pool.shutdown(wait=self._processes is None)
 
     def clear(self) -> None:
         """Removes all checkpoints."""
         for number in self._rounds():
             self._manifest_path(number).unlink(missing_ok=True)
         for path in self.folder.glob("round-*"):
-            remove(path)
+            files.remove(path)
 
     def _manifest_path(self, number: int) -> Path:
         return self.folder / f"{name_of(number)}.json"

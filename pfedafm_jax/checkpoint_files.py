@@ -52,10 +52,8 @@ def read_manifest(path: Path) -> Manifest:
 
 def signed(manifest: Manifest) -> bytes:
     """A manifest with its own digest, as it is written."""
-    text = json.dumps(manifest, sort_keys=True)
-    return json.dumps(
-        {"sha256": hashlib.sha256(text.encode()).hexdigest(), "manifest": manifest}
-    ).encode()
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    return json.dumps({"sha256": digest, "manifest": manifest}).encode()
 
 
 def name_of(number: int) -> str:
@@ -78,8 +76,7 @@ def digest_of(path: Path, flush: bool = False) -> str:
 
 
 def reserve(folder: Path, num_bytes: int) -> None:
-    """Raises where there is no space for this much (and what comes with it), which Orbax would tell
-    in many words."""
+    """Raises where there is no space for this much, which Orbax would tell in many words."""
     path = folder / f".space.{os.getpid()}"
     try:
         with path.open("wb") as file:
@@ -98,12 +95,8 @@ def remove(path: Path) -> None:
     shutil.rmtree(path.with_name(f"{path.name}.orbax-checkpoint-tmp"), ignore_errors=True)
 
 
-# ---------------------------------------------------------------------------------- trees and Orbax
-
-
 def named(tree: Tree) -> Leaves:
-    """The leaves of a tree by their path, as numpy arrays of their own (the tree's may be changed
-    or donated)."""
+    """The leaves by their path, as arrays of their own (the tree's may be changed or donated)."""
     return {name: np.array(leaf) for name, leaf in by_path(tree).items()}
 
 
@@ -114,19 +107,14 @@ def by_path(tree: Tree) -> dict[str, Any]:
 
 
 def fitted(template: Tree, leaves: Leaves, rows: int | None = None) -> Tree:
-    """Leaves by path as a tree like `template` (with `rows` in front); raises where they do not
-    fit."""
+    """Leaves by path as a tree like `template` (with `rows` in front); raises where none fits."""
     front = () if rows is None else (rows,)
-    expected = {
-        name: ((*front, *np.shape(leaf)), leaf.dtype) for name, leaf in by_path(template).items()
-    }
+    expected = {n: ((*front, *np.shape(x)), x.dtype) for n, x in by_path(template).items()}
     found = {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
     if found != {name: entry for name, entry in expected.items() if 0 not in entry[0]}:
         raise PfedafmError(f"the checkpoint was written for other networks; {START_OVER}")
-    empty = {name: np.zeros(*entry) for name, entry in expected.items() if 0 in entry[0]}
-    return jax.tree.unflatten(
-        jax.tree.structure(template), [{**leaves, **empty}[name] for name in expected]
-    )
+    whole = leaves | {name: np.zeros(*one) for name, one in expected.items() if 0 in one[0]}
+    return jax.tree.unflatten(jax.tree.structure(template), [whole[name] for name in expected])
 
 
 def filled(leaves: Leaves) -> Leaves:
@@ -137,9 +125,8 @@ def filled(leaves: Leaves) -> Leaves:
 def _orbax() -> Any:
     import orbax.checkpoint as ocp  # here, because it takes a while and `--help` needs none of it
 
-    logging.getLogger("absl").setLevel(
-        logging.CRITICAL
-    )  # Orbax tells of every folder; its errors are raised as well
+    # Orbax tells of every folder; its errors are raised as well.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     return ocp
 
 

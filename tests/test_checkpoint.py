@@ -212,7 +212,7 @@ def test_a_failed_save_leaves_the_one_before_and_can_be_done_again(tmp_path, mon
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pfedafm_jax.checkpoint.write_tree", full)
+        patch.setattr("pfedafm_jax.checkpoint_files.write_tree", full)
         with pytest.raises(StorageError, match=r"no space left on the disk of .* Free some"):
             save(checkpoints, store, 2)
     again = make_store()
