@@ -103,20 +103,15 @@ def replay(run: Run | None, observers: Sequence[Observer]) -> None:
             observer.close()
 
 
-# ------------------------------------------------------------------------------ what is shown
-
-
 def scalars(record: Record) -> dict[str, float]:
     """All finite numbers of a record, by the names that they have in `rounds.jsonl`."""
-    numbers = {
-        n: v for n, v in record.as_dict().items() if n != "round" and isinstance(v, int | float)
-    }
-    return {name: float(value) for name, value in numbers.items() if np.isfinite(value)}
+    numbers = {n: v for n, v in record.as_dict().items() if isinstance(v, int | float)}
+    return {n: float(v) for n, v in numbers.items() if n != "round" and np.isfinite(v)}
 
 
 def histograms(observation: Observation) -> dict[str, np.ndarray]:
-    """What is shown as a distribution over clients, finite values only: accuracies, loss and what
-    the method reports."""
+    """What is shown as a distribution over clients, finite values only: accuracies, loss and all
+    that the method reports."""
     hidden = ("participants/finite", "participants/floats_up", "participants/floats_down")
     finite = {
         name: np.asarray(values, np.float64)[np.isfinite(values)]
@@ -125,8 +120,6 @@ def histograms(observation: Observation) -> dict[str, np.ndarray]:
     }
     return {name: values for name, values in finite.items() if values.size}
 
-
-# ------------------------------------------------------------------------------- TensorBoard
 
 BUCKETS = 40  # of a histogram
 
@@ -185,9 +178,6 @@ class TensorBoard(Observer):
         self._writer.write_event(event)
 
 
-# -------------------------------------------------------------------------- Weights & Biases
-
-
 class WeightsAndBiases(Observer):
     """Runs of a Weights & Biases project; an id in the run's folder keeps a resumed run one run.
 
@@ -204,9 +194,8 @@ class WeightsAndBiases(Observer):
         try:
             self._wandb: Any = importlib.import_module("wandb")
         except ImportError:
-            raise PfedafmError(
-                "--wandb needs the package wandb, which is not installed: pip install wandb"
-            ) from None
+            words = "--wandb needs the package wandb, which is not installed: pip install wandb"
+            raise PfedafmError(words) from None
         try:
             self._online = self._wandb.setup().settings.mode == "online"
             if self._online:
@@ -240,10 +229,9 @@ class WeightsAndBiases(Observer):
         number = observation.record.round
         if self._run is None or number < self._run.starting_step:
             return  # the server has it from before
-        distributions = {
-            name: self._wandb.Histogram(values) for name, values in histograms(observation).items()
-        }
-        self._run.log({**scalars(observation.record), **distributions}, step=number)
+        found = histograms(observation).items()
+        shown = {name: self._wandb.Histogram(values) for name, values in found}
+        self._run.log({**scalars(observation.record), **shown}, step=number)
 
     def finish(self, summary: Summary) -> None:
         if self._run is not None:
@@ -266,8 +254,7 @@ class WeightsAndBiases(Observer):
         return json.loads(path.read_text()) if path.exists() else {}
 
     def _keep(self, **content: Any) -> None:
-        text = json.dumps(content) + "\n"
-        write_atomically(self._path, lambda file: file.write(text.encode()))
+        write_atomically(self._path, json.dumps(content) + "\n")
 
     def _unusable(self, error: Exception) -> PfedafmError:
         return PfedafmError(

@@ -15,21 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from pfedafm_jax.figures import (
-    BLACK,
-    BLUE,
-    COLOURS,
-    GREEN,
-    GREY,
-    ORANGE,
-    architecture_label,
-    legend_below,
-    method_colour,
-    note,
-    plain_figure,
-    rendered,
-    whole_numbers,
-)  # fmt: skip
+from pfedafm_jax import figures
+from pfedafm_jax.figures import BLACK, BLUE, COLOURS, GREEN, GREY, ORANGE, architecture_label
 from pfedafm_jax.results import Run, grouped
 from pfedafm_jax.tables import mean_and_deviation
 
@@ -49,11 +36,8 @@ Y_AXES = {
 def save(figure: Figure, path: str | Path) -> Path:
     """Writes a file; its suffix says which kind."""
     path = Path(path)
-    path.write_bytes(rendered(figure, path.suffix[1:].lower() or "png", dpi=140))
+    path.write_bytes(figures.rendered(figure, path.suffix[1:].lower() or "png", dpi=140))
     return path
-
-
-# ------------------------------------------------------------------------------- one run
 
 
 def accuracy_by_round(
@@ -65,7 +49,7 @@ def accuracy_by_round(
         rounds: one row a round, as `per_round()` gives it.
         predictions: names of what was evaluated, the method's own first.
     """
-    figure, axes = plain_figure()
+    figure, axes = figures.plain_figure()
     frame: Any = rounds
     for name, colour in zip(predictions[1:], (ORANGE, GREEN, GREY), strict=False):
         values, label = 100 * rounds[f"mean_accuracy/{name}"], f"participants, {name} model"
@@ -79,11 +63,11 @@ def accuracy_by_round(
     if means.notna().any():
         best = frame["round"][means.idxmax()], means.max()
         axes.plot(*best, "o", color=BLUE, markersize=5)
-        note(axes, f"best {best[1]:.2f} %", best, BLUE)
+        figures.note(axes, f"best {best[1]:.2f} %", best, BLUE)
     axes.set(xlabel=X_AXES["rounds"], ylabel="test accuracy, %", title=title)
     axes.margins(y=0.12)
-    whole_numbers(axes.xaxis)
-    legend_below(figure, 2)
+    figures.whole_numbers(axes.xaxis)
+    figures.legend_below(figure, 2)
     return figure
 
 
@@ -97,7 +81,7 @@ def accuracy_by_client(
         groups: the number of each client's architecture, `[clients]`.
         names: the architectures.
     """
-    figure, axes = plain_figure(8.0, 4.0)
+    figure, axes = figures.plain_figure(8.0, 4.0)
     start, values = 0, 100 * np.asarray(accuracy, float)
     for group, (name, colour) in enumerate(zip(names, itertools.cycle(COLOURS), strict=False)):
         bars = np.sort(values[np.asarray(groups) == group])[::-1]
@@ -112,7 +96,7 @@ def accuracy_by_client(
     low = max(0.0, np.floor(values.min() / 10) * 10 - 10)
     axes.set(xlabel="clients, by architecture", ylabel="test accuracy, %", title=title)
     axes.set(ylim=(low or -3.0, 100), xlim=(-1, start), xticks=[])
-    legend_below(figure, 6)
+    figures.legend_below(figure, 6)
     return figure
 
 
@@ -124,7 +108,7 @@ def mix_by_round(mix: np.ndarray, title: str = "", axes: Axes | None = None) -> 
         axes: where to draw, instead of a figure of its own.
     """
     figure: Any
-    figure, axes = plain_figure() if axes is None else (axes.figure, axes)
+    figure, axes = figures.plain_figure() if axes is None else (axes.figure, axes)
     rounds, visited = np.arange(1, len(mix) + 1), np.isfinite(mix)
     seen = visited.any(axis=1)
     if seen.any():
@@ -137,7 +121,7 @@ def mix_by_round(mix: np.ndarray, title: str = "", axes: Axes | None = None) -> 
         axes.plot(rounds[drawn], mix[drawn, client], "o-", color=colour, ms=3, lw=0.9, label=label)
     axes.set(xlabel=X_AXES["rounds"], ylim=(-0.02, 1.02), title=title)
     axes.set_ylabel("mean of the mix vector (1: local, 0: shared)")
-    whole_numbers(axes.xaxis)
+    figures.whole_numbers(axes.xaxis)
     axes.legend(frameon=False, fontsize=8)
     return figure
 
@@ -150,13 +134,13 @@ def busiest(mix: np.ndarray) -> list[int]:
 def classes_by_client(counts: np.ndarray, title: str = "") -> Figure:
     """Heat map of a split: images of each class (columns) at each client (rows)."""
     classes = counts.shape[1]
-    figure, axes = plain_figure(7.0 if classes <= 20 else 9.0, 5.0)
+    figure, axes = figures.plain_figure(7.0 if classes <= 20 else 9.0, 5.0)
     axes.grid(False)
     shown = np.where(counts > 0, counts, np.nan)
     picture = axes.imshow(shown, aspect="auto", cmap="viridis_r", interpolation="nearest")
     axes.set(xlabel="class", ylabel="client", title=title)
-    whole_numbers(axes.yaxis)
-    whole_numbers(axes.xaxis)
+    figures.whole_numbers(axes.yaxis)
+    figures.whole_numbers(axes.xaxis)
     if classes <= 20:
         axes.set_xticks(range(classes))
     figure.colorbar(picture, ax=axes, label="images", shrink=0.85)
@@ -167,11 +151,10 @@ def of_run(
     run: Run, counts: np.ndarray | None = None, titled: bool = True
 ) -> dict[str, Callable[[], Figure]]:
     """What can be drawn of a run, by name: accuracy, clients, mix, split (from `counts`)."""
-    config, clients, name = run.config, run.clients, ""
-    if titled:
-        share = 100 * config["participation"]
-        name = f"{run.title}, {config['dataset']}, N = {config['num_clients']}, C = {share:g} %"
-    found: dict[str, Callable[[], Figure]] = {}
+    config, clients, found = run.config, run.clients, {}
+    share = 100 * config["participation"]
+    name = f"{run.title}, {config['dataset']}, N = {config['num_clients']}, C = {share:g} %"
+    name = name if titled else ""
     if run.records:
         found["accuracy"] = lambda: accuracy_by_round(run.per_round(), run.predictions, name)
     if len(clients.get("evaluation_rounds", ())):
@@ -191,7 +174,7 @@ def draw_all(
 ) -> list[Path]:
     """All pictures of a run as PNG files; one that cannot be drawn costs a line of `log`.
 
-    `counts` has the images of each class at each client, `[clients, classes]`.
+    `counts`: images of each class at each client, `[clients, classes]`.
     """
     paths = []
     for name, draw in of_run(run, counts).items():
@@ -214,15 +197,13 @@ def curve(
     >>> curve(rounds, x="seconds")
     (array([2., 7.]), array([50., 75.]))
     """
-    parts = {"floats": ["floats_up", "floats_down"]}.get(x, [x])
+    parts = ["floats_up", "floats_down"] if x == "floats" else [x]
     steps = np.ones(len(rounds)) if x == "rounds" else rounds[parts].sum(axis=1).to_numpy(float)
-    values = rounds[Y_AXES[y][0]].to_numpy(float) * (1 if y == "loss" else 100)
-    known = np.isfinite(values)
+    values: Any = rounds[Y_AXES[y][0]] * (1 if y == "loss" else 100)
+    known = values.notna().to_numpy()
     along, values = np.cumsum(steps)[known], values[known]
-    if not len(values):
-        return along, values
     width = max(1, min(window, len(values)))
-    return along[width - 1 :], np.convolve(values, np.ones(width) / width, mode="valid")
+    return along[width - 1 :], values.rolling(width).mean().to_numpy(float)[width - 1 :]
 
 
 def _on_one_grid(found: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
@@ -239,7 +220,7 @@ def styles(runs: Mapping[str, Sequence[Run]]) -> dict[str, tuple[str, str]]:
     alone = len(set(methods)) == 1 < len(methods)  # the method tells nothing apart
     found: dict[str, tuple[str, str]] = {}
     for place, (label, method) in enumerate(zip(runs, methods, strict=True)):
-        colour = COLOURS[place % len(COLOURS)] if alone else method_colour(method)
+        colour = COLOURS[place % len(COLOURS)] if alone else figures.method_colour(method)
         same = [other for other, _ in found.values()].count(colour)
         found[label] = colour, ("-", "--", ":", "-.")[same % 4]
     return found
@@ -260,7 +241,7 @@ def curves(
         x, y: names of `X_AXES` and `Y_AXES`.
         window: how many points each point is the mean of.
     """
-    figure, axes = plain_figure(8.0, 4.8)
+    figure, axes = figures.plain_figure(8.0, 4.8)
     looks, ends = styles(runs), []
     for label, found in runs.items():
         colour, dash = looks[label]
@@ -282,40 +263,36 @@ def curves(
             least, most = table.min(axis=0), table.max(axis=0)
             axes.fill_between(along, least, most, color=colour, alpha=0.15, linewidth=0)
     if x == "rounds":
-        whole_numbers(axes.xaxis)
+        figures.whole_numbers(axes.xaxis)
     elif x in ("floats", "flops"):
         if ends and max(ends) > 30 * min(ends):
             axes.set_xscale("log")
         axes.xaxis.set_major_formatter(EngFormatter())
     smooth = f", mean of {window} points" if window > 1 else ""
     axes.set(xlabel=X_AXES[x], ylabel=Y_AXES[y][1] + smooth, title=title)
-    legend_below(figure)
+    figures.legend_below(figure)
     return figure
 
 
 def compare_runs(runs: Sequence[Run], title: str = "", window: int = 5) -> Figure:
-    """Participants' mean accuracy of several methods, by round.
-
-    Short runs are smoothed over fewer rounds than `window`, so that there is a curve left.
-    """
+    """Participants' mean accuracy of several methods, by round; short runs are smoothed less."""
     shortest = min((len(run.records) for run in runs), default=0)
-    window = max(1, min(window, shortest // 4))
-    return curves(grouped(runs, ["method"]), title, window=window)
+    return curves(grouped(runs, ["method"]), title, window=max(1, min(window, shortest // 4)))
 
 
 def accuracy_by_floats(runs: Sequence[Run], title: str = "") -> Figure:
     """What methods send a client and round against what all clients reach at the end."""
-    figure, axes = plain_figure()
+    figure, axes = figures.plain_figure()
     for label, found in grouped(runs, ["method"]).items():
         scores = [run.summary.final_all_clients_accuracy for run in found]
         mean, deviation = mean_and_deviation(scores)
-        summary, colour = found[0].summary, method_colour(found[0].config["method"])
+        summary, colour = found[0].summary, figures.method_colour(found[0].config["method"])
         if mean is None:
             continue
         floats = (summary.floats_up_per_client or 0) + (summary.floats_down_per_client or 0)
         width = None if deviation is None else 100 * deviation
         axes.errorbar(floats, 100 * mean, width, fmt="o", color=colour, markersize=7, capsize=3)
-        note(axes, label, (floats, 100 * mean), colour)
+        figures.note(axes, label, (floats, 100 * mean), colour)
     axes.set_xscale("symlog", linthresh=1)  # a method may send nothing
     axes.xaxis.set_major_formatter(EngFormatter())
     axes.set(xlabel="floats up and down, per client and round", title=title)

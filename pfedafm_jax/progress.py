@@ -46,22 +46,6 @@ def bold(text: object) -> Text:
     return Text(clean(text), "bold")
 
 
-class Cell:
-    """A place in a notebook's output that is written anew each time (rich's needs ipywidgets)."""
-
-    def __init__(self, text: str, html: str = ""):
-        from IPython.display import display  # pyright: ignore[reportMissingImports]
-
-        self._place: Any = display(self._both(text, html), raw=True, display_id=True)
-
-    def show(self, text: str, html: str = "") -> None:
-        self._place.update(self._both(text, html), raw=True)
-
-    @staticmethod
-    def _both(text: str, html: str) -> dict[str, str]:
-        return {"text/plain": text, "text/html": html or f"<small>{escape(text)}</small>"}
-
-
 class Progress:
     """A bar in a terminal or a notebook, plain lines now and then elsewhere; over several runs.
 
@@ -70,7 +54,7 @@ class Progress:
 
     def __init__(self, total: int, hidden: bool = False):
         self.hidden, self.rounds, self.before, self.best = hidden, total, 0, 0.0
-        self.cell = Cell("") if console.is_jupyter and not hidden else None
+        self.cell: Any = self._cell("") if console.is_jupyter and not hidden else None
         self.live = console.is_terminal and not console.is_jupyter and not hidden
         self.lines = not (self.live or self.cell or hidden)
         self.bar = bars.Progress(
@@ -101,8 +85,15 @@ class Progress:
             left, done, total = task.time_remaining, f"{task.completed:.0f}", f"{task.total:.0f}"
             words = f"{task.description} {done}/{total}  {task.fields['numbers']}"
             words += f"  {task.elapsed or 0:.0f} s" + (f", {left:.0f} s left" if left else "")
-            size = f'value="{done}" max="{total}" style="width: 16em"'
-            self.cell.show(words, f"<progress {size}></progress> {escape(words)}")
+            bar = f'<progress value="{done}" max="{total}" style="width: 16em"></progress>'
+            self._cell(words, bar)
+
+    def _cell(self, words: str, bar: str = "") -> Any:
+        """A notebook's output, which is written anew each time (rich's needs ipywidgets)."""
+        from IPython.display import display  # pyright: ignore[reportMissingImports]
+
+        both = {"text/plain": words, "text/html": f"{bar} {escape(words)}"}
+        return self.cell.update(both, raw=True) if bar else display(both, raw=True, display_id=True)
 
     def next_run(self, name: str, rounds: int, done: bool = False) -> None:
         """Another run begins, or is `done` already."""
@@ -165,37 +156,33 @@ def in_words(seconds: float) -> str:
 
 def print_plan(experiment: Experiment, name: str = "", run_dir: str | Path | None = None) -> None:
     """What the run will do."""
-    config, programs = experiment.config, experiment.programs
-    method, sizes, chunk = programs.method, programs.num_train, programs.clients_per_step
-    if method.one_network:
-        shared = f"{architecture_label(method.shared.name)} ({human(method.shared.params)})"
-        networks = f"{config.num_clients} × {shared}"
-    else:
+    config, programs, dataset = experiment.config, experiment.programs, experiment.dataset
+    method, sizes, together = programs.method, programs.num_train, programs.clients_per_step
+    networks = [(config.num_clients, method.shared)]
+    if not method.one_network:
         counts = np.bincount(programs.groups, minlength=len(programs.architectures))
-        networks = ", ".join(
-            f"{count} × {architecture_label(one.name)} ({human(one.params)})"
-            for count, one in zip(counts, programs.architectures, strict=True)
-        )
-    shares = (
-        f"{config.classes_per_client} of {experiment.dataset.num_classes} classes a client"
-        if config.partition == "pathological"
-        else f"Dirichlet({config.gamma:g})"
-    )
+        networks = zip(counts, programs.architectures, strict=True)
+    shown = (f"{n} × {architecture_label(one.name)} ({human(one.params)})" for n, one in networks)
+    shares = f"Dirichlet({config.gamma:g})"
+    if config.partition == "pathological":
+        shares = f"{config.classes_per_client} of {dataset.num_classes} classes a client"
     costs = programs.costs(range(config.num_clients))
     up, down, flops = (
         human(config.num_participants * float(np.mean([getattr(cost, part) for cost in costs])))
         for part in ("floats_up", "floats_down", "flops")
     )
+    shared = human(method.shared.extractor_params)
     rows = {
-        "data": experiment.dataset.source,
-        "split": f"{shares}, {sizes.min()} to {sizes.max()} training images each ({config.protocol} protocol)",
-        "clients": f"{config.num_clients}, {config.num_participants} a round; parameters: {networks}",
-        "shared": f"{architecture_label(method.shared.name)}, "
-        f"{human(method.shared.extractor_params)} parameters without header",
-        "training": f"{config.rounds} rounds, E = {config.local_epochs}, batch {config.batch_size}, "
-        f"learning rate {config.rate:g}",
+        "data": dataset.source,
+        "split": f"{shares}, {sizes.min()} to {sizes.max()} training images each "
+        f"({config.protocol} protocol)",
+        "clients": f"{config.num_clients}, {config.num_participants} a round; "
+        f"parameters: {', '.join(shown)}",
+        "shared": f"{architecture_label(method.shared.name)}, {shared} parameters without header",
+        "training": f"{config.rounds} rounds, E = {config.local_epochs}, "
+        f"batch {config.batch_size}, learning rate {config.rate:g}",
         "a round": f"{up} floats up, {down} down, {flops}FLOP",
-        "device": f"{programs.devices}, {chunk} client{'s' if chunk > 1 else ''} a step",
+        "device": f"{programs.devices}, {together} client{'s' if together > 1 else ''} a step",
         "kernels": str(experiment.kernels),
     }
     if run_dir is not None:
@@ -217,15 +204,14 @@ def print_summary(summary: Summary, paths: Sequence[Path]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(style="dim")
-    for words, value, note in (
-        ("best mean of participants", summary.best_mean_accuracy,
-         f"round {summary.best_round}; the paper's convention"),
-        ("mean of the last ten rounds", summary.last_ten_mean_accuracy, "participants"),
-        ("all clients at the end", summary.final_all_clients_accuracy, "unbiased"),
-    ):  # fmt: skip
-        table.add_row(words, f"{percent(value)} %", note)
+    best, last_ten = summary.best_mean_accuracy, summary.last_ten_mean_accuracy
+    note = f"round {summary.best_round}; the paper's convention"
+    table.add_row("best mean of participants", f"{percent(best)} %", note)
+    table.add_row("mean of the last ten rounds", f"{percent(last_ten)} %", "participants")
+    everyone = percent(summary.final_all_clients_accuracy)
+    table.add_row("all clients at the end", f"{everyone} %", "unbiased")
     if summary.spread_over_clients is not None:
-        spread = f"{100 * summary.spread_over_clients:.2f} points"
+        spread = f"{percent(summary.spread_over_clients)} points"
         table.add_row("spread over clients", spread, "standard deviation")
     if summary.rounds_to_target and summary.target_accuracy:
         target = f"rounds to {100 * summary.target_accuracy:.0f} %"

@@ -46,7 +46,7 @@ def write_report(
     runs = read_runs(folders)
     text = page(runs, published)
     try:
-        write_atomically(target, lambda file: file.write(text.encode("utf-8", "replace")))
+        write_atomically(target, text.encode("utf-8", "replace"))
     except OSError as error:
         raise storage_error(f"the report {target}", target.parent, error) from error
     return runs
@@ -82,9 +82,6 @@ def _own_settings(run: Run) -> dict[str, Any]:
     method = f"{run.config['method']}."
     own = {n: v for n, v in run.settings.items() if "." not in n or n.startswith(method)}
     return own | {"learning_rate": own.pop(f"{method}learning_rate", None) or own["learning_rate"]}
-
-
-# ------------------------------------------------------------------------------- several runs
 
 
 def _side_by_side(runs: Sequence[Run], shown: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -126,26 +123,19 @@ def _result(shown: dict[str, Any], runs: Sequence[Run]) -> list[Any]:
     return [*row, stated]
 
 
-def _seeds(runs: Sequence[Run]) -> str:
-    return ", ".join(str(run.config["seed"]) for run in runs)
-
-
 def _over_seeds(runs: Sequence[Run], settings: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Rows of finished runs that differ in nothing but their seed."""
     groups: dict[str, list[Run]] = {}
     free = {"seed", *NOT_IN_RESULTS} - {"rounds"}
     for run, own in zip(runs, settings, strict=True):
-        groups.setdefault(str([pair for pair in own.items() if pair[0] not in free]), []).append(
-            run
-        )
-    return [
-        [found[0].title, _seeds(found), *cells(over_seeds(found))[0][1:]]
-        for found in groups.values()
-        if len({run.config["seed"] for run in found}) > 1 and all(run.finished for run in found)
-    ]
-
-
-# ------------------------------------------------------------------------------- one run
+        key = str([pair for pair in own.items() if pair[0] not in free])
+        groups.setdefault(key, []).append(run)
+    rows = []
+    for found in groups.values():
+        seeds = [str(run.config["seed"]) for run in found]
+        if len({*seeds}) > 1 and all(run.finished for run in found):
+            rows.append([found[0].title, ", ".join(seeds), *cells(over_seeds(found))[0][1:]])
+    return rows
 
 
 def _one(number: int, run: Run, published: Published) -> dict[str, Any]:
@@ -179,24 +169,26 @@ def _conventions(run: Run) -> list[list[str]]:
         return []
     names = ["", *(f"/{name}" for name in run.predictions[1:])]  # the method's own has no suffix
     frame: Any = run.per_round()
-    clients = run.clients
-    rows: list[list[str]] = []
-
-    def add(title: str, kind: str, pick: Callable[[Any], float]) -> None:
-        columns = frame.reindex(columns=[f"{kind}{name}" for name in names])
-        known = (columns[name].dropna() for name in columns)
-        rows.append([title, *(_percent(float(pick(v))) if len(v) else "–" for v in known)])
-
-    add("participants, best round (the paper's)", "mean_accuracy", lambda v: v.max())
-    add("participants, mean of the last ten rounds", "mean_accuracy", lambda v: v.tail(10).mean())
-    add("participants, last round", "mean_accuracy", lambda v: v.iloc[-1])
-    evaluated = frame["round"][frame["all_clients_accuracy"].notna()]
+    frame = frame.reindex(
+        columns=[f"{k}_accuracy{n}" for k in ("mean", "all_clients") for n in names]
+    )
+    evaluated = frame.index[frame["all_clients_accuracy"].notna()] + 1
+    picks = {
+        "participants, best round (the paper's)": ("mean", lambda v: v.max()),
+        "participants, mean of the last ten rounds": ("mean", lambda v: v.tail(10).mean()),
+        "participants, last round": ("mean", lambda v: v.iloc[-1]),
+    }
     if len(evaluated):
-        title = f"all clients, round {evaluated.iloc[-1]} (unbiased)"
-        add(title, "all_clients_accuracy", lambda v: v.iloc[-1])
+        title = f"all clients, round {evaluated[-1]} (unbiased)"
+        picks[title] = ("all_clients", lambda v: v.iloc[-1])
     if len(evaluated) > 1:
         title = f"all clients, best of {len(evaluated)} evaluations"
-        add(title, "all_clients_accuracy", lambda v: v.max())
+        picks[title] = ("all_clients", lambda v: v.max())
+    rows = []
+    for title, (kind, pick) in picks.items():
+        known = [frame[f"{kind}_accuracy{name}"].dropna() for name in names]
+        rows.append([title, *(_percent(float(pick(v))) if len(v) else "–" for v in known)])
+    clients = run.clients
     if len(clients.get("evaluation_rounds", ())):
         last = [clients[f"all_clients/accuracy{name}"][-1] for name in names]
         weighted = (np.average(scores, weights=clients["num_test"]) for scores in last)
@@ -212,16 +204,11 @@ def _costs(run: Run) -> list[list[str]]:
     if not run.records:
         return []
     frame: Any = run.per_round()
-    summary = run.summary
     visits, rows = max(1, sum(len(record.participants) for record in run.records)), []
-    for title, name in {
-        "floats up": "floats_up",
-        "floats down": "floats_down",
-        "FLOPs": "flops",
-    }.items():
-        total = float(frame[name].sum())
+    for title in ("floats up", "floats down", "FLOPs"):
+        total = float(frame[title.lower().replace(" ", "_")].sum())
         rows.append([title, human(total / visits), human(total / len(frame)), human(total)])
-    seconds = frame["seconds"]
+    seconds, summary = frame["seconds"], run.summary
     each = f"{seconds.median():.1f} (median)"
     rows.append(["seconds of training", "–", each, f"{seconds.sum():.0f}"])
     if run.finished:
@@ -230,13 +217,10 @@ def _costs(run: Run) -> list[list[str]]:
     return rows
 
 
-# ------------------------------------------------------------------------------- pictures
-
-
 def _drawn(
     figures: Mapping[str, Callable[[], Figure]], width: float = 5.6, height: float = 4.0
 ) -> tuple[dict[str, str], list[str]]:
-    """Figures as sources of images, small enough that a phone shows their letters, by name; and a
+    """Figures as sources of images by name, small enough that a phone shows their letters; and a
     line for each that could not be drawn."""
     found, failed = {}, []
     for name, draw in figures.items():
@@ -247,9 +231,8 @@ def _drawn(
                 legend_below(figure)
             found[name] = _source(rendered(figure, "png", dpi=200, transparent=True))
         except Exception as error:
-            failed.append(
-                f"The picture {name} could not be drawn ({type(error).__name__}: {error})."
-            )
+            reason = f"{type(error).__name__}: {error}"
+            failed.append(f"The picture {name} could not be drawn ({reason}).")
     return found, failed
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import pickle
 import tomllib
 from typing import Literal
 
@@ -302,6 +303,12 @@ def test_the_columns_of_the_paper(clients, participants):
     assert (config.rounds, config.local_epochs, config.num_participants) == (500, 10, participants)
     with pytest.raises(PfedafmError, match=r"paper = 20 .*10, 50 or 100"):
         paper_scale(Config(), 20)
+
+
+def test_settings_of_every_method_can_be_pickled():
+    for kind in METHOD_SETTINGS.values():
+        config = Config(settings=(kind(learning_rate=0.125),))
+        assert pickle.loads(pickle.dumps(config)) == config
 
 
 def test_a_config_is_frozen():

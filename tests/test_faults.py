@@ -69,11 +69,9 @@ def final_state(folder: Path) -> tuple[dict, dict]:
     Checkpoints(checkpoints).verify(manifest)
     clients = {}
     for part in manifest["parts"]:
-        for _, rows in read_clients(checkpoints / f"round-{part:06d}"):
-            for index, client in enumerate(rows["clients"]):
-                clients[int(client)] = {
-                    name: leaf[index].tobytes() for name, leaf in rows["states"].items()
-                }
+        for _, numbers, states in read_clients(checkpoints / f"round-{part:06d}"):
+            for index, client in enumerate(numbers):
+                clients[int(client)] = {n: leaf[index].tobytes() for n, leaf in states.items()}
     server = read_tree(checkpoints / f"round-{manifest['round']:06d}" / "run")["server"]
     return clients, {name: leaf.tobytes() for name, leaf in server.items()}
 

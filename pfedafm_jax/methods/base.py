@@ -71,7 +71,8 @@ class Method:
         # Each method has a `Settings` of its own, with a learning rate at least, that knows whose
         # it is.
         if "Settings" not in vars(cls):
-            kind = type("Settings", (cls.Settings,), {"__doc__": "No more settings."})
+            place = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Settings"}
+            kind = type("Settings", (cls.Settings,), {"__doc__": "No more settings.", **place})
             cls.Settings = dataclass(frozen=True)(kind)
         if isinstance(cls.Settings, type) and issubclass(cls.Settings, MethodSettings):
             cls.Settings.method = cls.name
