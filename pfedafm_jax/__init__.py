@@ -7,12 +7,14 @@ from pfedafm_jax.data import Dataset, Partition, dataset_from_arrays, load_datas
 from pfedafm_jax.engine import Devices, setup_devices
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment, load_data, split
+from pfedafm_jax.export import export_client, load_client
 from pfedafm_jax.methods import method_names, register_method
 from pfedafm_jax.models import describe, register_extractor
 from pfedafm_jax.presets import paper_scale, with_preset
 from pfedafm_jax.records import Record, Summary
 from pfedafm_jax.results import Run, read_run, read_runs
 from pfedafm_jax.run import run
+from pfedafm_jax.trained import Newcomer, TrainedClient, TrainedRun, load_run
 
 __version__ = "0.1.0"
 
@@ -21,16 +23,22 @@ __all__ = [
     "Dataset",
     "Devices",
     "Experiment",
+    "Newcomer",
     "Partition",
     "PfedafmError",
     "Record",
     "Run",
     "Summary",
+    "TrainedClient",
+    "TrainedRun",
     "compare",
     "dataset_from_arrays",
     "describe",
+    "export_client",
+    "load_client",
     "load_data",
     "load_dataset",
+    "load_run",
     "make_partition",
     "method_names",
     "paper_scale",

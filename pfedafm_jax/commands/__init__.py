@@ -1,0 +1,1 @@
+"""The commands: `pfedafm NAME …`, one file each, every one with a `main(argv) -> exit code`."""

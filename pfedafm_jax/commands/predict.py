@@ -1,0 +1,99 @@
+"""Classifies images with a trained client: `pfedafm predict RUN --client 3 --images FOLDER`."""
+
+import argparse
+import csv
+import io
+import time
+from pathlib import Path
+
+import numpy as np
+from rich.table import Table
+
+from pfedafm_jax.export import CARD, load_client
+from pfedafm_jax.files import write_atomically
+from pfedafm_jax.plugins import load_plugin
+from pfedafm_jax.progress import clean, console
+from pfedafm_jax.records import check_writable
+from pfedafm_jax.settings import bad
+from pfedafm_jax.tables import percent
+from pfedafm_jax.trained import TrainedClient, load_run
+
+SHOWN = 10  # images in the terminal, where no file is asked for
+
+
+def add_client(parser: argparse.ArgumentParser) -> None:
+    """Options that say which client."""
+    add = parser.add_argument
+    add("run", metavar="RUN", help="the folder of a run, or of an exported client")
+    add("--client", type=int, metavar="K", help="its number, 0 to N - 1")
+    add("--plugin", action="append", default=[], metavar="FILE.py", help="as the run had it")
+
+
+def chosen(asked: argparse.Namespace) -> TrainedClient:
+    """The client that `add_client`'s options say."""
+    for file in asked.plugin:
+        load_plugin(file)
+    if (Path(asked.run) / CARD).exists():
+        if asked.client is not None:
+            raise bad("client", asked.client, f"nothing: {asked.run} is one client's own folder")
+        return load_client(asked.run)
+    run = load_run(asked.run, console.print)
+    if asked.client is None:
+        raise bad("client", None, f"--client K, 0 to {run.num_clients - 1}")
+    return run.client(asked.client)
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser("pfedafm predict", description=__doc__, allow_abbrev=False)
+    add_client(parser)
+    add = parser.add_argument
+    add("--images", required=True, metavar="PATH", help=".npy, .npz, an image, or a folder of them")
+    add("--out", type=Path, metavar="FILE", help="y.npz or y.csv; otherwise a few are shown")
+    asked = parser.parse_args(argv)
+    if asked.out is not None:
+        if asked.out.suffix not in (".npz", ".csv"):
+            raise bad("out", str(asked.out), "a name that ends in .npz or .csv")
+        check_writable(asked.out.parent)
+    client = chosen(asked)
+    start = time.perf_counter()
+    pixels, names = client.pictures(asked.images)
+    logits = client.predict(pixels)
+    own = next(iter(logits))
+    probabilities = {n: _softmax(scores) for n, scores in logits.items()}
+    best = logits[own].argmax(axis=1)
+    classes = np.array(client.classes)
+    console.print(f"{len(names)} images, {time.perf_counter() - start:.1f} s")
+    if asked.out is None:
+        table = Table("image", "class", "probability", box=None, pad_edge=False)
+        for name, place, row in list(zip(names, best, probabilities[own], strict=True))[:SHOWN]:
+            table.add_row(clean(name), clean(classes[place]), f"{percent(row[place])} %")
+        console.print(table)
+        if len(names) > SHOWN:
+            console.print(f"and {len(names) - SHOWN} more; --out y.csv has all of them")
+    elif asked.out.suffix == ".csv":
+        write_atomically(asked.out, _csv(names, classes, best, probabilities[own], logits[own]))
+    else:
+        arrays = {"images": np.array(names), "classes": classes, "predicted": best}
+        for name, scores in logits.items():
+            arrays |= {f"logits/{name}": scores, f"probabilities/{name}": probabilities[name]}
+        write_atomically(asked.out, lambda file: np.savez(file, **arrays))
+    if asked.out is not None:
+        console.print(f"  {clean(str(asked.out))}")
+    return 0
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def _csv(names, classes, best, probabilities, logits) -> str:
+    """One line an image: its name, its class, then every class's probability and score."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    columns = [f"{kind} {name}" for kind in ("probability", "logit") for name in classes]
+    writer.writerow(["image", "class", "probability", *columns])
+    for name, place, shares, scores in zip(names, best, probabilities, logits, strict=True):
+        numbers = [f"{value:.7g}" for value in (shares[place], *shares, *scores)]
+        writer.writerow([name, classes[place], *numbers])
+    return text.getvalue()

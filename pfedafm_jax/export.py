@@ -1,0 +1,190 @@
+"""A client's model in a folder of its own: to keep, to send, to run where this package is not.
+
+card.json              where it comes from: method, settings, data, classes, accuracies
+weights.safetensors    client.… is what the client keeps, server.… what the server sent it
+network.jax            the model as one program of images, for CPU and CUDA (`jax.export`)
+network.onnx           the same for ONNX, if asked for
+README.md              how to use them
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors.numpy import load, save
+
+from pfedafm_jax import kernels
+from pfedafm_jax.checkpoint_files import by_path, fitted
+from pfedafm_jax.config import Config, updated
+from pfedafm_jax.engine.programs import init_client, init_server
+from pfedafm_jax.errors import PfedafmError, naming
+from pfedafm_jax.files import write_atomically
+from pfedafm_jax.methods import make_method
+from pfedafm_jax.models import describe
+from pfedafm_jax.records import check_writable, digest
+from pfedafm_jax.settings import bad
+from pfedafm_jax.tables import percent
+from pfedafm_jax.trained import CARD_FORMAT, TrainedClient
+
+CARD, WEIGHTS, PROGRAM, ONNX = "card.json", "weights.safetensors", "network.jax", "network.onnx"
+PLATFORMS = ("cpu", "cuda")
+
+
+def export_client(client: TrainedClient, folder: str | Path, onnx: bool = False) -> list[Path]:
+    """Writes a client's model.
+
+    Args:
+        folder: new, empty, or one that this function wrote before.
+        onnx: also `network.onnx` (needs the extra `onnx`), compared with ours by onnxruntime.
+
+    Returns:
+        The files.
+    """
+    place = Path(folder)
+    check_writable(place)
+    names = {path.name for path in place.iterdir()} if place.is_dir() else set()
+    if names and CARD not in names:
+        raise bad("out", str(place), f"a new or empty folder; it holds {sorted(names)[0]}")
+    if onnx and not (find_spec("jax2onnx") and find_spec("onnxruntime")):
+        raise PfedafmError("onnx needs two more packages: pip install 'pfedafm-jax[onnx]'")
+    leaves = by_path({"client": client.params, "server": client.server})
+    arrays = {name: np.ascontiguousarray(leaf) for name, leaf in leaves.items()}
+    files: dict[str, bytes] = {WEIGHTS: save(arrays), PROGRAM: program(client)}
+    if onnx:
+        files[ONNX] = _onnx(client)
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    card = client.card | {"files": sums}
+    card["sha256"] = digest(card)
+    text = {"README.md": readme(client, files), CARD: json.dumps(card, indent=2) + "\n"}
+    place.mkdir(parents=True, exist_ok=True)
+    (place / CARD).unlink(missing_ok=True)  # written last: it tells that the rest is whole
+    for name, content in (files | text).items():
+        write_atomically(place / name, content)
+    return [place / name for name in (*files, *text)]
+
+
+def load_client(folder: str | Path) -> TrainedClient:
+    """A client from the folder that `export_client` wrote; each file is checked."""
+    place = Path(folder)
+    with naming(f"{str(place / CARD)!r} is no card of an exported client"):
+        card: dict[str, Any] = json.loads((place / CARD).read_bytes())
+        if card["format"] != CARD_FORMAT:
+            raise PfedafmError(f"{place} has format {card['format']}, {CARD_FORMAT} is read here")
+        if card.pop("sha256") != digest(card):
+            raise ValueError("it has changed since it was written")
+        expected = card.pop("files")[WEIGHTS]
+        content = (place / WEIGHTS).read_bytes()
+        if hashlib.sha256(content).hexdigest() != expected:
+            raise PfedafmError(f"{str(place / WEIGHTS)!r} has changed since it was written")
+        weights = load(content)
+    config, data = updated(Config(), card["config"]), card["data"]
+    shape, classes = tuple(data["image_shape"]), len(data["classes"])
+    method = make_method(config, shape, classes, tuple(data["mean"]), tuple(data["std"]), [1])
+    network = describe(
+        card["architecture"], classes, shape, config.feature_size, config.initialisation
+    )
+    start = jax.eval_shape(lambda key: init_client(method, key, network), jax.random.key(0))
+    server = jax.eval_shape(lambda key: init_server(method, key), jax.random.key(0))
+    both = fitted({"client": start, "server": server}, weights)
+    kernels.choose(config.kernels)
+    return TrainedClient(method, network, both["client"], both["server"], card)
+
+
+def program(client: TrainedClient) -> bytes:
+    """The model as a serialised program: uint8 `[any, height, width, channels]` → logits by name,
+    weights included."""
+    with kernels.using("xla"):
+        (count,) = jax.export.symbolic_shape("num")
+        images = jax.ShapeDtypeStruct((count, *client.architecture.image_shape), np.uint8)
+        made = jax.export.export(jax.jit(client.scores), platforms=PLATFORMS)(images)
+        return bytes(made.serialize())
+
+
+def _onnx(client: TrainedClient) -> bytes:
+    """The model as ONNX, refused where onnxruntime does not compute what we do."""
+    import onnxruntime
+    from jax2onnx import to_onnx
+
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)
+    (count,) = jax.export.symbolic_shape("num")
+    shape, names = client.architecture.image_shape, client.predictions
+    with kernels.using("xla"):
+        model: Any = to_onnx(
+            lambda images: tuple(client.scores(images)[name] for name in names),
+            [jax.ShapeDtypeStruct((count, *shape), np.uint8)],
+            model_name=client.card["method"],
+            input_names=["images"],
+            output_names=names,
+        )
+    content = model.SerializeToString()
+    images = np.random.default_rng(0).integers(0, 256, (3, *shape), np.uint8)
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    found = zip(names, session.run(names, {"images": images}), strict=True)
+    expected = client.predict(images)
+    for name, logits in found:
+        if not np.allclose(logits, expected[name], rtol=1e-3, atol=1e-4):
+            raise PfedafmError(f"ONNX gives other scores for {name} than the client does")
+    return content
+
+
+def readme(client: TrainedClient, files: Iterable[str]) -> str:
+    """The card for people."""
+    card, shape = client.card, client.architecture.image_shape
+    data, run, names = card["data"], card["run"], client.predictions
+    who = f"Client {card['client']}" if card["client"] is not None else "A newcomer"
+    settings = updated(Config(), card["config"]).toml().strip()
+    mean, std = ([round(value, 4) for value in data[name]] for name in ("mean", "std"))
+    state = "" if card["finished"] else ", an unfinished run"
+    lines = [
+        f"# {who} of {card['title']}, {client.architecture.name}",
+        "",
+        f"Trained on {data['source']}, {card['round']} rounds{state}.",
+        "",
+        f"- images: uint8 [num, {', '.join(map(str, shape))}]; normalised inside the program: "
+        f"mean {mean}, deviation {std} of values from 0 to 1",
+        f"- classes: {', '.join(client.classes)}",
+        f"- scores: {', '.join(names)}; the first is the method's own",
+        *_accuracies(card, run),
+        f"- made with: {', '.join(f'{n} {v}' for n, v in card['versions'].items())}",
+        "",
+        "Settings that differ from the defaults:",
+        "```toml",
+        settings,
+        "```",
+        "",
+        "With JAX alone:",
+        "```python",
+        "import jax, numpy",
+        f'program = jax.export.deserialize(open("{PROGRAM}", "rb").read())',
+        f"images = numpy.zeros((1, {', '.join(map(str, shape))}), numpy.uint8)",
+        f'logits = program.call(images)["{names[0]}"]',
+        "```",
+        "With pfedafm-jax: `pfedafm predict THIS_FOLDER --images FOLDER --out y.csv`, or",
+        "`pfedafm_jax.load_client(folder).predict(images)`.",
+    ]
+    if ONNX in files:
+        lines.append(f"With ONNX: `{ONNX}`, input `images`, outputs {', '.join(names)}.")
+    return "\n".join(lines) + "\n"
+
+
+def _accuracies(card: dict[str, Any], run: dict[str, Any]) -> list[str]:
+    found = ", ".join(f"{name} {percent(value)} %" for name, value in card["accuracy"].items())
+    if "newcomer" in card:
+        joined = card["newcomer"]
+        start = f"- accuracy on its own test images after {joined['visits']} visits"
+        return [f"{start} with {joined['num_train']} training images: {found}"]
+    if not found:
+        return ["- accuracy: not evaluated after this round"]
+    return [
+        f"- accuracy on this client's own test images after the last round: {found}",
+        f"- of the whole run: mean over a round's participants, best round "
+        f"{percent(run['best_mean_accuracy'])} %, last ten rounds "
+        f"{percent(run['last_ten_mean_accuracy'])} %; all clients at the end "
+        f"{percent(run['final_all_clients_accuracy'])} %",
+    ]
