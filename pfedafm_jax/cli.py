@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 from rich.table import Table
@@ -36,14 +36,18 @@ class Options:
     command: str
     more: argparse.Namespace  # options of one command alone
 
-    def start(self, devices: int) -> bool:
-        """Meets other processes and sets up the devices; whether this process is the first."""
+    def start(self, devices: int) -> dict[str, Any]:
+        """Meets other processes and sets up the devices; what `run_all` is to be told of all this.
+
+        Raises where an observer that `--tensorboard` or `--wandb` ask for cannot be used.
+        """
         if self.more.coordinator is not None:
             join(self.more.coordinator, self.more.num_processes, self.more.process_id)
         setup_devices(devices)
         first = self.more.coordinator is None or jax.process_index() == 0
         console.quiet = not first  # one process speaks for all
-        return first
+        told = {"data_dir": self.data_dir, "name": self.name, "command": self.command}
+        return told | {"observers": self.observers() if first else []}
 
     def observers(self) -> list[Observer]:
         """Those that `--tensorboard` and `--wandb` ask for; raises where one cannot be used."""
@@ -75,9 +79,9 @@ def guarded(main: Callable[[list[str]], int]) -> NoReturn:
     sys.exit(code)
 
 
-def option_parser(program: str, everything: bool = True) -> Parser:
+def option_parser(everything: bool = True) -> Parser:
     """What is no setting: where to begin, where files are, who watches, which processes."""
-    parser = Parser(prog=program)
+    parser = Parser()
     add, several = (
         parser.add_argument_group("Run").add_argument,
         {"action": "append", "default": []},
@@ -117,7 +121,7 @@ def parse(
 
     Args:
         argv: the words of the command line.
-        program: the command, as a user calls it.
+        program: the name of the command, `run` for `pfedafm run`.
         description: what it does, for `--help`.
         add_options: adds what only this command has to a parser; it comes back in `Options.more`.
 
@@ -125,7 +129,7 @@ def parse(
     """
     words = [spelled(word) for word in argv]
     asks_help = {"--help", "-h", "--help-all"} & set(words)
-    options = option_parser(program, "--help-all" in asks_help)
+    options = option_parser("--help-all" in asks_help)
     add_options(options)
     own, rest = options.parse_known_args([word for word in words if word not in asks_help])
     for plugin in own.plugin:
@@ -143,7 +147,7 @@ def parse(
     if own.paper is not None:
         config = paper_scale(config, own.paper)
     if asks_help:
-        print_help(options, config, program, description, "--help-all" in asks_help)
+        print_help(options, config, f"pfedafm {program}", description, "--help-all" in asks_help)
         sys.exit(0)
     config = given(config, rest, options).check()
     check_name(config.dataset)
@@ -153,8 +157,10 @@ def parse(
             name = run_name(config.dataset.rpartition(":")[2])
         name = name if config.method == "pfedafm" else f"{name}-{config.method}"
     run_dir = Path(own.run_dir) if own.run_dir else Path("runs") / name
-    command = f"python {shlex.join([program, *argv])}"
-    return config, Options(name, run_dir, own.data_dir, own.fresh, command, own)
+    script = sys.argv[0].endswith(f"{program}.py")
+    command = ["python", sys.argv[0]] if script else ["pfedafm", program]  # as it was typed
+    more = own.data_dir, own.fresh, shlex.join([*command, *argv]), own
+    return config, Options(name, run_dir, *more)
 
 
 def run_name(config: str) -> str:
@@ -185,4 +191,4 @@ def print_configs() -> None:
     for name in config_names():
         table.add_row(name, (CONFIGS / f"{name}.toml").read_text().splitlines()[0].lstrip("# "))
     console.print(table)
-    console.print("\npython experiments/run.py --config NAME", style="dim")
+    console.print("\npfedafm run --config NAME", style="dim")

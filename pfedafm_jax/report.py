@@ -31,7 +31,7 @@ WINDOW = 5  # rounds that a point of a long curve is the mean of
 def write_report(
     folders: Sequence[str | Path],
     out: str | Path = "report.html",
-    published: Published = lambda config: None,
+    published: Published | None = None,
 ) -> list[Run]:
     """Writes the report of these run folders to one HTML file; returns the runs that it shows.
 
@@ -52,7 +52,7 @@ def write_report(
     return runs
 
 
-def page(runs: Sequence[Run], published: Published = lambda config: None) -> str:
+def page(runs: Sequence[Run], published: Published | None = None) -> str:
     """The whole page."""
     shown = [_one(number, run, published) for number, run in enumerate(runs, 1)]
     title = f"{len(runs)} runs: {', '.join(dict.fromkeys(run.title for run in runs))}"
@@ -138,7 +138,7 @@ def _over_seeds(runs: Sequence[Run], settings: Sequence[dict[str, Any]]) -> list
     return rows
 
 
-def _one(number: int, run: Run, published: Published) -> dict[str, Any]:
+def _one(number: int, run: Run, published: Published | None) -> dict[str, Any]:
     config, own = run.config, _own_settings(run)
     defaults = flat(Config(method=config["method"]).as_dict())
     changed = [name for name, value in own.items() if value != defaults.get(name, value)]
@@ -151,7 +151,7 @@ def _one(number: int, run: Run, published: Published) -> dict[str, Any]:
         "label": f"{number} · {run.folder.resolve().name if run.folder else run.name}",
         "rate": own["learning_rate"],
         "participants": max(1, round(config["participation"] * config["num_clients"])),
-        "published": published(config),
+        "published": published(config) if published else None,
         "models": [f"{name} model" for name in run.predictions],
         "conventions": _conventions(run),
         "costs": _costs(run),

@@ -93,7 +93,7 @@ def test_starting_a_finished_run_again_says_so_and_changes_nothing(finished):
 
 def shown(word: str, capsys) -> list[str]:
     with pytest.raises(SystemExit) as ended:
-        cli.parse([word], "experiments/run.py", "What it does.")
+        cli.parse([word], "run", "What it does.")
     assert ended.value.code == 0
     return capsys.readouterr().out.splitlines()
 
@@ -147,7 +147,7 @@ def test_help_fits_two_screens_and_help_all_has_every_setting(capsys):
     ],
 )
 def test_names_that_people_type_find_their_setting(words, setting, value):
-    config, _ = cli.parse(words.split(), "experiments/run.py", "")
+    config, _ = cli.parse(words.split(), "run", "")
     assert attrgetter(setting)(config) == value
 
 
@@ -177,7 +177,7 @@ def test_bad_input_is_refused_with_one_message_and_nothing_written(
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PfedafmError) as caught:
-        cli.parse(arguments, "experiments/run.py", "")
+        cli.parse(arguments, "run", "")
     assert said in str(caught.value) and caught.value.exit_code == 2
     assert not list(tmp_path.iterdir())
 

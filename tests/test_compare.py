@@ -2,9 +2,9 @@
 
 import json
 
-import compare as command
 import pytest
 
+from pfedafm_jax.commands import compare as command
 from pfedafm_jax.errors import PfedafmError
 
 SMALL = ["--dataset", "synthetic", "--synthetic-samples", "240", "--num-clients", "6", "--participation", "0.5",

@@ -191,7 +191,7 @@ def test_settings_are_held_against_the_data_at_hand(dataset, config):
 
 
 def parse(*words: str) -> Config:
-    return cli.parse(list(words), "experiments/run.py", "")[0]
+    return cli.parse(list(words), "run", "")[0]
 
 
 PLUGIN = """
@@ -339,7 +339,7 @@ def test_a_run_on_own_data_has_the_name_of_the_data(tmp_path):
         (["--dataset", "folder:/data/pets/", "--method", "fd"], "pets-fd"),
         (["--dataset", "tfds:mnist", "--image-size", "28"], "mnist"),
     ]:
-        assert cli.parse(words, "run.py", "")[1].run_dir == Path("runs") / name
+        assert cli.parse(words, "run", "")[1].run_dir == Path("runs") / name
 
 
 # ---------------------------------------------------------------------------------------- the guide

@@ -213,7 +213,7 @@ def test_wandb_stays_one_run_and_gets_each_round_once(tmp_path, monkeypatch):
 
 
 def test_wandb_that_cannot_be_used_is_told_before_any_work(monkeypatch):
-    _, options = cli.parse(["--wandb", "project", "--tensorboard"], "run.py", "")
+    _, options = cli.parse(["--wandb", "project", "--tensorboard"], "run", "")
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(PfedafmError, match="pip install wandb"):
         options.observers()

@@ -4,11 +4,11 @@ from html import escape
 
 import matplotlib
 import numpy as np
-import plot
 import pytest
 from by_hand import record, run_by_hand
 
 from pfedafm_jax import figures, plots
+from pfedafm_jax.commands import plot
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import method_names
 from pfedafm_jax.results import grouped, per_round, read_runs

@@ -3,10 +3,10 @@
 import chex
 import jax
 import pytest
-import sweep
 from small import METHODS, small_config, small_data
 
 from pfedafm_jax import engine
+from pfedafm_jax.commands import sweep
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.engine import build
 from pfedafm_jax.engine.programs import TRACED, compiled

@@ -128,7 +128,7 @@ def command_lines(draw) -> list[str]:
 @example(words=["--config", "bad\ud800.toml"])
 def test_random_command_lines_are_used_or_refused(words, capsys):
     try:
-        config, options = cli.parse(words, "experiments/run.py", "")
+        config, options = cli.parse(words, "run", "")
     except PfedafmError as error:
         assert str(error)
     except SystemExit as error:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import report
 from by_hand import record, run_by_hand
 
 from pfedafm_jax import figures, plots
+from pfedafm_jax.commands import report
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.report import page, write_report
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sweep as grid
 
+from pfedafm_jax.commands import sweep as grid
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Partition
 from pfedafm_jax.errors import PfedafmError

@@ -1,0 +1,24 @@
+"""Methods side by side, same split and seeds: `pfedafm compare --config NAME --methods all`."""
+
+import argparse
+
+from pfedafm_jax import cli, compare
+from pfedafm_jax.methods import method_names
+from pfedafm_jax.signals import Signals
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add, names = parser.add_argument, ", ".join(method_names())
+    known = f"all (the paper's eight), or some of: {names}"
+    add("--methods", default="all", metavar="A,B,…", help=known)
+    add("--seeds", default="", metavar="0,1,…", help="several seeds give mean and deviation")
+
+
+def main(argv: list[str]) -> int:
+    config, options = cli.parse(argv, "compare", __doc__ or "", add_options)
+    more, base = options.more, options.run_dir
+    base = base if more.run_dir else base.with_name(f"{base.name}-compare")
+    with Signals() as signals:
+        shared = options.start(config.devices) | {"run_dir": base, "fresh": options.fresh}
+        compare(config, more.methods, cli.seeds(more.seeds), signals=signals, **shared)
+    return 0

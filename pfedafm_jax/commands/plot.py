@@ -1,0 +1,65 @@
+"""Runs in one picture: `pfedafm plot runs/hetero_cifar10 runs/other`."""
+
+import argparse
+from pathlib import Path
+
+from pfedafm_jax import plots
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.progress import console, print_table
+from pfedafm_jax.results import differing, grouped, labels, read_runs
+from pfedafm_jax.settings import bad
+from pfedafm_jax.tables import percent
+
+FORMATS = (".png", ".pdf", ".svg")
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("pfedafm plot", description=__doc__, allow_abbrev=False)
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="RUN_DIR", help="folders of runs, or folders with such in them")
+    add("--x", default="rounds", choices=plots.X_AXES, help="what to draw against (rounds)")
+    add("--y", default="participants", choices=plots.Y_AXES,
+        help="what to draw (the mean accuracy of a round's participants)")  # fmt: skip
+    add("--smooth", type=int, default=1, metavar="K", help="each point a mean of the last K")
+    add("--group", default="", metavar="SETTING,…",
+        help="runs that agree in these settings as one: mean, and a band from least to most")  # fmt: skip
+    add("--title", default="", help="a heading")
+    add("--out", type=Path, default=Path("plot.png"), metavar="FILE", help="PNG, PDF or SVG")
+    asked = parser.parse_args(argv)
+    if asked.smooth < 1:
+        raise bad("smooth", asked.smooth, "1 or more")
+    if asked.out.suffix.lower() not in FORMATS or not asked.out.absolute().parent.is_dir():
+        accepted = f"a file in a folder that exists, its name ending in {', '.join(FORMATS)}"
+        raise bad("out", str(asked.out), accepted)
+    return asked
+
+
+def main(argv: list[str]) -> int:
+    asked = parse(argv)
+    runs = read_runs(asked.runs)
+    for run in runs:
+        if not run.records:
+            raise PfedafmError(f"{str(run.folder)!r} has no finished round; nothing to draw yet")
+    sets = {label: [run] for label, run in zip(labels(runs), runs, strict=True)}
+    if asked.group:
+        sets = grouped(runs, asked.group.split(","))
+    rows, drawn = [], {}
+    for label, members in sets.items():
+        drawn[f"{label}, {len(members)} runs" if len(members) > 1 else label] = members
+        for run in members:
+            one, first = run.summary, run is members[0]
+            scores = (
+                one.best_mean_accuracy,
+                one.last_ten_mean_accuracy,
+                one.final_all_clients_accuracy,
+            )
+            cells = str(one.rounds), *map(percent, scores), str(run.folder)
+            rows.append([label if first else "", *cells])
+        mixed = [name for name in differing(members) if name != "seed"]
+        if mixed:
+            words = f"{label}: a mean over runs that also differ in {', '.join(mixed)}"
+            console.print(words, style="yellow")
+    print_table(["", "rounds", "best, %", "last ten", "all clients", "folder"], rows)
+    figure = plots.curves(drawn, asked.title, x=asked.x, y=asked.y, window=asked.smooth)
+    console.print(f"  {plots.save(figure, asked.out)}")
+    return 0

@@ -1,0 +1,15 @@
+"""One run of one method: `pfedafm run --config hetero_cifar10`."""
+
+from pfedafm_jax import cli
+from pfedafm_jax.run import run_all
+from pfedafm_jax.signals import Signals
+from pfedafm_jax.standing import Task, look
+
+
+def main(argv: list[str]) -> int:
+    config, options = cli.parse(argv, "run", __doc__ or "")
+    with Signals() as signals:
+        shared = options.start(config.devices)
+        standing = look(Task(config, options.run_dir), fresh=options.fresh)
+        run_all([standing], signals=signals, **shared)
+    return 0
