@@ -14,6 +14,7 @@ from pfedafm_jax import engine, kernels, reference
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition, load_dataset, make_partition
 from pfedafm_jax.engine import Devices, build
+from pfedafm_jax.files import own_version
 from pfedafm_jax.records import FORMAT, Record, Summary, mean, summarize
 from pfedafm_jax.results import Run, per_round
 
@@ -223,7 +224,11 @@ class Experiment:
             "format": FORMAT,
             "config": self.config.as_dict(),
             "command": command,
-            "versions": {"python": platform.python_version(), **versions},
+            "versions": {
+                "pfedafm_jax": own_version(),
+                "python": platform.python_version(),
+                **versions,
+            },
             "devices": str(self.programs.devices),
             "kernels": str(self.kernels),
             "data": {

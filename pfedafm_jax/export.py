@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -108,9 +109,7 @@ def program(client: TrainedClient) -> bytes:
 
 def _onnx(client: TrainedClient) -> bytes:
     """The model as ONNX, refused where onnxruntime does not compute what we do."""
-    import onnxruntime
-    from jax2onnx import to_onnx
-
+    runtime, to_onnx = import_module("onnxruntime"), import_module("jax2onnx").to_onnx
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)
     (count,) = jax.export.symbolic_shape("num")
     shape, names = client.architecture.image_shape, client.predictions
@@ -124,7 +123,7 @@ def _onnx(client: TrainedClient) -> bytes:
         )
     content = model.SerializeToString()
     images = np.random.default_rng(0).integers(0, 256, (3, *shape), np.uint8)
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     found = zip(names, session.run(names, {"images": images}), strict=True)
     expected = client.predict(images)
     for name, logits in found:

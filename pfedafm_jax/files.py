@@ -1,8 +1,10 @@
 """Files that are either there whole or not there at all, and where those of the user are kept."""
 
 import os
+import subprocess
 import uuid
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -24,6 +26,22 @@ def write_atomically(path: Path, content: str | bytes | Callable[[IO[bytes]], ob
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@cache
+def own_version() -> str:
+    """This package's version; in a checkout with the commit, `+` where files were changed."""
+    from pfedafm_jax import __version__ as version  # here, since that imports all of it
+
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():
+        return version
+    words = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty=+"]
+    try:
+        found = subprocess.run(words, capture_output=True, text=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return version
+    return f"{version} ({found})" if found else version
 
 
 def default_cache_dir() -> Path:

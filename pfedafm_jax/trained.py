@@ -244,7 +244,7 @@ class TrainedRun:
         if visits < 0:
             raise bad("visits", visits, "0 or more")
         network = self._architecture(architecture or usual)
-        method = self._method([int(data.num_train)])
+        method = self._method([*self._sizes, int(data.num_train)])
         number, key = self.num_clients + seed, jax.random.key(self.config.seed)
         state = client_start(method, key, len(method.architectures) + number, network)
         common = Common(
@@ -305,6 +305,12 @@ class TrainedRun:
         normalisation = tuple(data["mean"]), tuple(data["std"])
         return make_method(self.config, shape, len(self.classes), *normalisation, sizes or [1])
 
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """Training images of the run's clients."""
+        parts = self.run.partition
+        return [len(rows) for rows in parts.train] if parts else [1]
+
     def _start(self, number: int, group: int) -> Client:
         own = group if self.config.same_start else len(self.method.architectures) + number
         key = jax.random.key(self.config.seed)
@@ -358,7 +364,10 @@ class TrainedRun:
                 f"{len(train)} images to train on and {len(test)} to test on; both are needed (5 "
                 "images or more)"
             )
-        rows = [np.pad(part, (0, table_width([len(part)]) - len(part))) for part in (train, test)]
+        # Newcomers of the usual size have one program.
+        rows = [_padded(part, table_width([len(part), *self._sizes])) for part in (train, test)]
+        total = table_width([2 * max(len(pixels) // 2, *self._sizes)])
+        pixels, classes = _padded(pixels, total), _padded(classes, total)
         sizes = [jnp.int32(len(train)), jnp.int32(len(test))]
         tables = [jnp.asarray(part, jnp.int32) for part in rows]
         arrays = jnp.asarray(pixels), jnp.asarray(classes, jnp.int32)
@@ -390,6 +399,10 @@ def _accuracy(common: Common, architecture: Architecture, state: Client, data: C
 def _evaluated(common: Common, architecture: Architecture, state: Client, data: ClientData):
     found = _accuracy(common, architecture, state, data)
     return {name.removeprefix("accuracy/"): float(value) for name, value in found.items()}
+
+
+def _padded(rows: np.ndarray, count: int) -> np.ndarray:
+    return np.concatenate([rows, np.zeros((count - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
 def _labels(labels: Any, count: int, num_classes: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from pathlib import Path
 import chex
 import jax
 import jax.numpy as jnp
+import newcomers
 import numpy as np
 import pytest
 from PIL import Image
@@ -277,3 +278,25 @@ def test_the_commands_predict_export_and_join(trained, tmp_path, capsys):
     ):
         with pytest.raises(PfedafmError, match=said):
             predict.main([*words, "--images", str(tmp_path / "x.npy")])
+
+
+def test_held_out_clients_join_runs_side_by_side(tmp_path, capsys):
+    for method in ("standalone", "fedproto"):
+        config = small_config(
+            method, dataset="synthetic", synthetic_samples=240, held_out_clients=2, rounds=1
+        )
+        run(config, run_dir=tmp_path / method, progress=False)
+    folders = [str(tmp_path / "standalone"), str(tmp_path / "fedproto")]
+    newcomers.main([*folders, "--visits", "2", "--out", str(tmp_path / "found")])
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert np.array(found["fedproto"]["accuracies"]).shape == (2, 3)
+    assert "| FedProto (1 rounds) |" in (tmp_path / "found.md").read_text()
+    assert (tmp_path / "found.png").stat().st_size > 5000
+    with pytest.raises(PfedafmError, match="held_out_clients = 0 cannot be used"):
+        newcomers.joined(load_run(_without(tmp_path)), 1, None)
+
+
+def _without(tmp_path: Path) -> Path:
+    config = small_config("standalone", dataset="synthetic", synthetic_samples=240, rounds=1)
+    run(config, run_dir=tmp_path / "all", progress=False)
+    return tmp_path / "all"

@@ -1,0 +1,99 @@
+"""Newcomers: clients kept out of training (`--held-out-clients`) join finished runs.
+
+    python experiments/newcomers.py runs/newcomers/* --visits 10
+
+Every held-out client of a run's split joins it with its own training images, in the architecture
+that its number would have given it, and is evaluated on its own test images after every visit. A
+run of Standalone shares nothing: its newcomers train alone, on the same images.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+
+from pfedafm_jax import PfedafmError, TrainedRun, cli, figures, load_data, load_run, plots
+from pfedafm_jax.experiment import held_out
+from pfedafm_jax.files import write_atomically
+from pfedafm_jax.progress import console
+from pfedafm_jax.settings import bad
+from pfedafm_jax.tables import markdown
+
+
+def joined(run: TrainedRun, visits: int, data_dir: str | None) -> np.ndarray:
+    """Accuracies of the newcomers with the method's own prediction, `[newcomers, visits + 1]`."""
+    config = run.config
+    if not config.held_out_clients:
+        raise bad("held_out_clients", 0, f"runs that kept clients out; {run.folder} did not")
+    dataset = load_data(config, data_dir)
+    shares, rows = held_out(config, dataset), []
+    if dataset.digest != run.run.about["data"]["digest"]:
+        raise PfedafmError(f"{run.folder} was trained on other data than {dataset.source}")
+    for number, (train, test) in enumerate(zip(shares.train, shares.test, strict=True)):
+        place = (config.num_clients + number) % len(config.architectures)
+        one = type(run.method).one_network
+        client = run.join(
+            dataset.images[train],
+            dataset.labels[train],
+            None if one else config.architectures[place],
+            visits,
+            test_images=dataset.images[test],
+            test_labels=dataset.labels[test],
+            seed=number,
+        )
+        own = client.predictions[0]
+        rows.append([accuracies[own] for accuracies in client.history])
+        console.print(f"{type(run.method).title}, newcomer {number}: {100 * rows[-1][-1]:.1f} %")
+    return np.array(rows)
+
+
+def picture(found: dict[str, dict]) -> "plots.Figure":
+    """Mean over the newcomers after each visit, and one deviation either way."""
+    figure, axes = figures.plain_figure()
+    for name, one in found.items():
+        rows = 100 * np.array(one["accuracies"])
+        mean, spread, x = rows.mean(axis=0), rows.std(axis=0), np.arange(rows.shape[1])
+        colour = figures.method_colour(name)
+        axes.plot(x, mean, "o-", color=colour, markersize=3, label=one["title"])
+        axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.1, linewidth=0)
+    axes.set_xlabel("visits of the newcomer")
+    axes.set_ylabel("newcomers' test accuracy, %")
+    figures.whole_numbers(axes.xaxis)
+    figures.legend_below(figure)
+    return figure
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "experiments/newcomers.py", description=(__doc__ or "").split("\n")[0], allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="RUN", help="folders of runs with --held-out-clients")
+    add("--visits", type=int, default=10, metavar="V", help="of each newcomer (default: 10)")
+    add("--data-dir", metavar="DIR", help="folder or archive with the dataset")
+    add("--out", type=Path, default=Path("newcomers"), metavar="NAME", help="NAME.md, .png, .json")
+    asked = parser.parse_args(argv)
+    found = {}
+    for folder in asked.runs:
+        run = load_run(folder, console.print)
+        rows = joined(run, asked.visits, asked.data_dir)
+        title = f"{type(run.method).title} ({run.round} rounds)"
+        about = {"title": title, "command": run.run.about["command"]}
+        found[run.config.method] = about | {"accuracies": rows.round(6).tolist()}
+    shown = sorted({0, 1, 2, 5, asked.visits} & set(range(asked.visits + 1)))
+    rows = []
+    for one in found.values():
+        scores = 100 * np.array(one["accuracies"])
+        cells = [f"{scores[:, v].mean():.2f} ± {scores[:, v].std(ddof=1):.2f}" for v in shown]
+        rows.append([one["title"], *cells])
+    table = markdown(["method", *(f"{v} visits" for v in shown)], rows)
+    write_atomically(asked.out.with_suffix(".json"), json.dumps(found, indent=1) + "\n")
+    write_atomically(asked.out.with_suffix(".md"), table + "\n")
+    console.print(table)
+    plots.save(picture(found), asked.out.with_suffix(".png"))
+    return 0
+
+
+if __name__ == "__main__":
+    cli.guarded(main)
