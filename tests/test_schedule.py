@@ -30,7 +30,9 @@ def problems(draw):
 @settings(max_examples=100, deadline=None)
 def test_every_client_is_covered_once_in_a_chunk_of_its_group(problem):
     clients, groups, work, devices, chunk, slots = problem
-    calls = schedule(clients, groups, work, num_devices=devices, chunk=chunk, slots=slots)
+    calls = schedule(
+        clients, groups, work, num_devices=devices, clients_per_step=chunk, slots=slots
+    )
     placed = [int(client) for call in calls for client in call.clients.reshape(-1) if client >= 0]
     assert sorted(placed) == sorted(clients)
     for call in calls:
@@ -47,7 +49,9 @@ def test_every_client_is_covered_once_in_a_chunk_of_its_group(problem):
 @settings(max_examples=100, deadline=None)
 def test_only_the_last_chunk_of_a_group_is_padded(problem):
     clients, groups, work, devices, chunk, slots = problem
-    calls = schedule(clients, groups, work, num_devices=devices, chunk=chunk, slots=slots)
+    calls = schedule(
+        clients, groups, work, num_devices=devices, clients_per_step=chunk, slots=slots
+    )
     for group in set(groups[clients].tolist()) if clients else ():
         trips = sum(int(call.trips.sum()) for call in calls if call.group == group)
         assert trips == -(-int(np.sum(groups[clients] == group)) // chunk)
@@ -57,7 +61,9 @@ def test_only_the_last_chunk_of_a_group_is_padded(problem):
 @settings(max_examples=100, deadline=None)
 def test_no_device_waits_longer_than_one_chunk(problem):
     clients, groups, work, devices, chunk, slots = problem
-    calls = schedule(clients, groups, work, num_devices=devices, chunk=chunk, slots=slots)
+    calls = schedule(
+        clients, groups, work, num_devices=devices, clients_per_step=chunk, slots=slots
+    )
     load, largest = np.zeros(devices), 0.0
     for call in calls:
         for device, row in enumerate(call.clients):
@@ -71,13 +77,15 @@ def test_no_device_waits_longer_than_one_chunk(problem):
 
 
 def test_equal_clients_are_spread_evenly():
-    calls = schedule(range(8), np.zeros(8, int), np.ones(8), num_devices=4, chunk=1, slots=4)
+    calls = schedule(
+        range(8), np.zeros(8, int), np.ones(8), num_devices=4, clients_per_step=1, slots=4
+    )
     assert [call.trips.tolist() for call in calls] == [[2, 2, 2, 2]]
 
 
 def test_the_order_of_participants_does_not_matter():
     groups, work = np.arange(9) % 2, np.arange(9.0)
-    options = {"num_devices": 2, "chunk": 2, "slots": 4}
+    options = {"num_devices": 2, "clients_per_step": 2, "slots": 4}
     one = schedule([3, 1, 8, 5], groups, work, **options)
     other = schedule([8, 5, 3, 1], groups, work, **options)
     for a, b in zip(one, other, strict=True):
@@ -85,7 +93,9 @@ def test_the_order_of_participants_does_not_matter():
 
 
 def test_more_clients_than_slots_take_several_calls():
-    calls = schedule(range(7), np.zeros(7, int), np.ones(7), num_devices=1, chunk=1, slots=3)
+    calls = schedule(
+        range(7), np.zeros(7, int), np.ones(7), num_devices=1, clients_per_step=1, slots=3
+    )
     assert [call.trips.tolist() for call in calls] == [[3], [3], [1]]
 
 

@@ -1,5 +1,4 @@
-"""The one place that knows about devices: how a function is spread over them and how their sums are
-joined."""
+"""The one place that knows about devices: how functions are spread over them, sums joined."""
 
 import contextlib
 import ctypes
@@ -12,16 +11,15 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from threadpoolctl import threadpool_limits
 
-from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.files import default_cache_dir
+from pfedafm_jax.settings import bad
 
 AXIS = "devices"
 Tree = Any
 
 
 def setup_devices(count: int = 0, cache: bool = True) -> None:
-    """Gives JAX one CPU device per core (or `count`) and a compilation cache; call it before
-    anything else uses JAX.
+    """Gives JAX one CPU device per core (or `count`) and a compilation cache; call it first.
 
     One client per core beats one client on all cores. Once JAX has started, or on a GPU, the count
     changes nothing.
@@ -39,11 +37,8 @@ def _keep_memory() -> None:
     """Has the C library keep what is freed: XLA frees and takes the same hundred megabytes every
     round, and each time the system would have to clear them anew, a tenth of a round."""
     with contextlib.suppress(OSError, AttributeError):  # only glibc has it
-        for option, megabytes in (
-            (-3, 32),
-            (-1, 2047),
-            (-2, 64),
-        ):  # mmap and trim thresholds, top pad
+        # Thresholds of mmap and of trimming, and what is kept on top.
+        for option, megabytes in ((-3, 32), (-1, 2047), (-2, 64)):
             ctypes.CDLL(None).mallopt(option, megabytes << 20)
 
 
@@ -53,9 +48,7 @@ class Devices:
     def __init__(self, count: int = 0):
         available = jax.local_devices()
         if count > len(available):
-            raise PfedafmError(
-                f"devices = {count} cannot be used; accepted: 0 (all) to {len(available)} on this machine"
-            )
+            raise bad("devices", count, f"0 (all) to {len(available)} on this machine")
         self.devices = available[: count or len(available)]
         self._mesh = Mesh(np.array(self.devices), (AXIS,))
 
@@ -88,16 +81,9 @@ class Devices:
     def spread(
         self, function: Callable, in_axes: tuple, out_axes: Any = 0, donate: tuple[int, ...] = ()
     ) -> Any:
-        """`function` on every device: arguments with axis 0 are split over the devices, the others
-        given to all."""
-        return jax.pmap(
-            function,
-            AXIS,
-            in_axes=in_axes,
-            out_axes=out_axes,
-            devices=self.devices,
-            donate_argnums=donate,
-        )
+        """`function` on every device: arguments with axis 0 are split, the others given to all."""
+        axes: Any = {"in_axes": in_axes, "out_axes": out_axes}
+        return jax.pmap(function, AXIS, devices=self.devices, donate_argnums=donate, **axes)
 
 
 def lowered(spread: Any, *shapes: Tree) -> Any:

@@ -1,12 +1,10 @@
-"""Several processes in one run: how they meet, what travels between them, and what is said when one
-of them is lost.
+"""Several processes in one run: how they meet, what travels, what is said when one is lost.
 
 Every process holds the states of its own clients and trains participants on its own devices. Once a
 round they add up numerators and weights; when a participant trains elsewhere than it did last time,
 its state travels. Both are sums over the processes, made by JAX's distributed runtime.
 """
 
-import contextlib
 from typing import Any
 
 import jax
@@ -14,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.settings import bad
 
 Tree = Any
 AXIS = "processes"
@@ -36,12 +35,15 @@ def join(coordinator: str, num_processes: int | None = None, process_id: int | N
     """
     options: dict[str, Any] = {}
     if coordinator != "auto":
-        _check_meeting(coordinator, num_processes, process_id)
-        options = {
-            "coordinator_address": coordinator,
-            "num_processes": num_processes,
-            "process_id": process_id,
-        }
+        host, _, port = coordinator.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+            raise bad("coordinator", coordinator, "ADDRESS:PORT, or auto")
+        if num_processes is None or num_processes < 1:
+            raise bad("num_processes", num_processes, "1 or more, beside --coordinator")
+        if process_id is None or not 0 <= process_id < num_processes:
+            raise bad("process_id", process_id, f"0 to {num_processes - 1}, beside --coordinator")
+        options = {"coordinator_address": coordinator, "process_id": process_id}
+        options["num_processes"] = num_processes
     jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
     try:
         jax.distributed.initialize(
@@ -52,25 +54,10 @@ def join(coordinator: str, num_processes: int | None = None, process_id: int | N
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise PfedafmError(
-            f"coordinator = {coordinator!r}: the processes did not meet ({reason}); start all of them within "
-            f"{MEETING_SECONDS} s with the same --coordinator and --num-processes, each with its own --process-id"
+            f"coordinator = {coordinator!r}: the processes did not meet ({reason}); start all of "
+            f"them within {MEETING_SECONDS} s with the same --coordinator and --num-processes, "
+            "each with its own --process-id"
         ) from None
-
-
-def _check_meeting(coordinator: str, num_processes: int | None, process_id: int | None) -> None:
-    host, _, port = coordinator.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
-        raise PfedafmError(
-            f"coordinator = {coordinator!r} cannot be used; accepted: ADDRESS:PORT, or auto"
-        )
-    if num_processes is None or num_processes < 1:
-        raise PfedafmError(
-            f"num_processes = {num_processes} cannot be used; accepted: 1 or more, beside --coordinator"
-        )
-    if process_id is None or not 0 <= process_id < num_processes:
-        raise PfedafmError(
-            f"process_id = {process_id} cannot be used; accepted: 0 to {num_processes - 1}, beside --coordinator"
-        )
 
 
 class Processes:
@@ -79,13 +66,11 @@ class Processes:
     def __init__(self, num_devices: int):
         self.count, self.index = jax.process_count(), jax.process_index()
         devices = jax.devices()
-        self._meeting = [
-            next(d for d in devices if d.process_index == p) for p in range(self.count)
-        ]
+        firsts = {device.process_index: device for device in reversed(devices)}
+        self._meeting = [firsts[process] for process in range(self.count)]
         self._sum = jax.pmap(lambda tree: jax.lax.psum(tree, AXIS), AXIS, devices=self._meeting)
-        self.devices = self.sum(
-            np.eye(self.count, dtype=np.int32)[self.index] * num_devices
-        )  # of every process
+        # How many devices every process has.
+        self.devices = self.sum(np.eye(self.count, dtype=np.int32)[self.index] * num_devices)
 
     @property
     def first(self) -> bool:
@@ -97,23 +82,19 @@ class Processes:
         return bool(self.sum(np.array([here], np.int32))[0])
 
     def sum(self, tree: Tree) -> Tree:
-        """The sum of a tree over all processes, as numpy arrays; with one process the tree
-        itself."""
-        if self.count == 1:
+        """The sum of a tree over all processes, as numpy arrays; of one process the tree itself."""
+        if self.count == 1 or not jax.tree.leaves(tree):
             return tree
-        if not jax.tree.leaves(tree):
-            return tree
-        with _explained():
+        try:
             total = self._sum(jax.tree.map(lambda leaf: np.asarray(leaf)[None], tree))
             return jax.tree.map(lambda leaf: np.asarray(leaf.addressable_shards[0].data)[0], total)
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
+            raise lost_process(error) or error from None
 
     def own_rows(self, clients: np.ndarray, home: np.ndarray) -> np.ndarray:
-        """Those of `clients` whose home is here, filled with -1 to as many rows as the process with
-        most has."""
-        own = clients[home == self.index]
-        return np.concatenate(
-            [own, np.full(np.bincount(home, minlength=self.count).max() - len(own), -1)]
-        )
+        """Those of `clients` whose home is here, and -1 up to as many as any process has."""
+        own, most = clients[home == self.index], np.bincount(home, minlength=self.count).max()
+        return np.concatenate([own, np.full(most - len(own), -1)])
 
     def joined(self, rows: np.ndarray) -> jax.Array:
         """Every process's rows as one array `[processes, …]`, each part kept where it is."""
@@ -121,26 +102,14 @@ class Processes:
         return jax.make_array_from_process_local_data(sharding, np.asarray(rows)[None])
 
     def move(self, tree: Tree) -> Tree:
-        """Arrays that one process fills and the others leave zero, given to all, to the last
-        bit."""
+        """Arrays that one process fills and the others leave zero, given to all, to the bit."""
         if self.count == 1:
             return tree
         leaves, structure = jax.tree.flatten(tree)
         bits = self.sum([np.ascontiguousarray(leaf).view(np.uint32) for leaf in leaves])
-        same = [
-            moved.view(leaf.dtype).reshape(leaf.shape)
-            for moved, leaf in zip(bits, leaves, strict=True)
-        ]
+        both = zip(bits, leaves, strict=True)
+        same = [moved.view(leaf.dtype).reshape(leaf.shape) for moved, leaf in both]
         return jax.tree.unflatten(structure, same)
-
-
-@contextlib.contextmanager
-def _explained():
-    """Turns the runtime's error about a lost peer into one that says what to do."""
-    try:
-        yield
-    except (jax.errors.JaxRuntimeError, ValueError) as error:
-        raise lost_process(error) or error from None
 
 
 def lost_process(error: BaseException) -> LostProcess | None:
@@ -148,7 +117,5 @@ def lost_process(error: BaseException) -> LostProcess | None:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
     if "Gloo" not in reason and not isinstance(error, jax.errors.JaxRuntimeError):
         return None
-    return LostProcess(
-        f"another process of this run is gone ({reason}); start all processes again with the same command: the run goes "
-        "on from its last checkpoint"
-    )
+    mend = "start all processes again with the same command: it resumes from the last checkpoint"
+    return LostProcess(f"another process of this run is gone ({reason}); {mend}")

@@ -1,5 +1,4 @@
-"""What a run computes with: its data on the devices, and programs that are compiled once for all
-runs of one form.
+"""What a run computes with: its data on the devices, and its compiled programs.
 
 `Programs` holds nothing that a round changes. What is compiled depends on `Form` alone and is kept
 for the process, so that runs of other seeds share it.
@@ -13,7 +12,6 @@ from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pfedafm_jax import kernels
@@ -39,8 +37,7 @@ from pfedafm_jax.training import table_width
 
 Tree = Any
 TRACED: Counter[str] = Counter()
-"""How often programs were traced in this process, by kind: a second round, or a second seed, must
-not add to it."""
+"""How often programs were traced, by kind: a second round, or a second seed, must not add to it."""
 KEPT = 8  # forms of a run whose programs are kept
 
 
@@ -65,22 +62,17 @@ class Form(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """Programs of all stages; `train` and `evaluate` have one for each architecture."""
+    """Programs of all stages; `train` and `evaluate` have one for each architecture.
 
-    train: tuple[
-        Callable, ...
-    ]  # (common, totals, states, slots, trips) -> Worked, all of it [devices, …]
-    evaluate: tuple[Callable, ...]  # the same; its totals are empty
-    shared: (
-        Callable | None
-    )  # the same for clients of all architectures together, where the method has such a stage
-    update: (
-        Callable | None
-    )  # (method, server, [Totals]) -> the next server; None: nothing is uploaded
+    A stage is `(common, totals, states, slots, trips) -> Worked`, all of it `[devices, …]`.
+    """
+
+    train: tuple[Callable, ...]
+    evaluate: tuple[Callable, ...]  # its totals are empty
+    shared: Callable | None  # for clients of all architectures together, if there is such a stage
+    update: Callable | None  # (method, server, [Totals]) -> the next server; None: no uploads
     sum: Callable | None  # [Totals] of the stages, over the devices
-    zeros: tuple[
-        Totals, ...
-    ]  # empty totals of `train` and, if there is one, `shared`, [devices, …]
+    zeros: tuple[Totals, ...]  # empty totals of `train` and, if there is one, `shared`
     numbers: tuple[str, ...]  # names of what is reported for each participant
 
 
@@ -120,15 +112,15 @@ class Programs:
     def form(self) -> Form:
         """What the compiled programs depend on."""
         return Form(
-            jax.tree.structure(self.method),
-            self.architectures,
-            len(self.dataset.images),
-            self.train_rows.shape[1],
-            self.test_rows.shape[1],
-            self.devices,
-            self.config.num_participants,
-            self.clients_per_step,
-            str(kernels.form()),
+            method=jax.tree.structure(self.method),
+            architectures=self.architectures,
+            num_images=len(self.dataset.images),
+            train_width=self.train_rows.shape[1],
+            test_width=self.test_rows.shape[1],
+            devices=self.devices,
+            num_participants=self.config.num_participants,
+            clients_per_step=self.clients_per_step,
+            kernels=str(kernels.form()),
         )
 
     @cached_property
@@ -137,37 +129,34 @@ class Programs:
         assert not only_in_a_plain_loop(self.config), "see `reference`"
         return compiled(self.form)
 
+    def compile(self) -> None:
+        """Compiles every program; the first round does it where it was not done before."""
+        _ = self.compiled
+
     @cached_property
     def numbers(self) -> Method:
         """The method with its numbers on the devices."""
         return self.devices.replicate(jax.tree.map(_number, self.method))
 
-    def compile(self) -> None:
-        """Compiles every program; the first round does it where it was not done before."""
-        _ = self.compiled
+    @cached_property
+    def macs(self) -> np.ndarray:
+        """Multiply-adds of each client's model for one image, float `[clients]`."""
+        return np.array([one.macs for one in self.architectures], float)[self.groups]
 
     def common(self, server: Server, t: int) -> Common:
         """What all clients of round `t` share, on the devices."""
-        return Common(
-            self.numbers,
-            self.images,
-            self.labels,
-            server,
-            self.key_data,
-            self.devices.replicate(np.int32(t)),
-        )
+        number = self.devices.replicate(np.int32(t))
+        return Common(self.numbers, self.images, self.labels, server, self.key_data, number)
 
     @cached_property
     def predictions(self) -> list[str]:
-        """Names of what a client's model predicts, the one that the method is evaluated by
-        first."""
+        """Names of what a client's model predicts, the one the method is evaluated by first."""
         names: list[str] = []
+        method, architecture = self.method, self.architectures[0]
 
         def predict(key: jax.Array, images: jax.Array) -> list[jax.Array]:
-            client = self.method.init_client(key, self.architectures[0])
-            scores = self.method.predict(
-                self.architectures[0], client, self.method.init_server(key), images
-            )
+            client, server = method.init_client(key, architecture), method.init_server(key)
+            scores = method.predict(architecture, client, server, images)
             names.extend(scores)  # tracing a dictionary would sort its names
             return list(scores.values())
 
@@ -177,15 +166,13 @@ class Programs:
 
     def costs(self, clients: Sequence[int] | np.ndarray) -> list[Cost]:
         """What a visit costs each of these clients."""
-        seen = [
-            len(np.unique(self.dataset.labels[self.partition.train[client]])) for client in clients
-        ]
-        return [
-            self.method.cost(
-                self.architectures[self.groups[client]], float(self.num_train[client]), classes
-            )
-            for client, classes in zip(clients, seen, strict=True)
-        ]
+
+        def cost(client: int) -> Cost:
+            seen = len(np.unique(self.dataset.labels[self.partition.train[client]]))
+            architecture = self.architectures[self.groups[client]]
+            return self.method.cost(architecture, float(self.num_train[client]), seen)
+
+        return [cost(client) for client in clients]
 
 
 def build(
@@ -193,22 +180,17 @@ def build(
 ) -> Programs:
     """Binds settings and data; nothing is compiled yet."""
     devices = devices or Devices(config.devices)
-    mean, std = (
-        NORMALISATION["imagenet"]
-        if config.normalisation == "imagenet"
-        else (dataset.mean, dataset.std)
-    )
+    mean, std = dataset.mean, dataset.std
+    if config.normalisation == "imagenet":
+        mean, std = NORMALISATION["imagenet"]
     num_train = np.array([len(rows) for rows in partition.train])
-    method = make_method(
-        config,
-        dataset.image_shape,
-        dataset.num_classes,
-        tuple(mean),
-        tuple(std),
-        num_train.tolist(),
-    )
+    about = dataset.image_shape, dataset.num_classes, tuple(mean), tuple(std)
+    method = make_method(config, *about, num_train.tolist())
     architectures = method.architectures
     key = jax.random.key(config.seed)
+    # One client at a time on CPU, where a core does one product best; on GPU all of a device's.
+    share = -(-config.num_participants // (len(architectures) * len(devices)))
+    automatic = 1 if devices.kind == "cpu" else max(1, share)
     return Programs(
         config=config,
         dataset=dataset,
@@ -226,32 +208,17 @@ def build(
         key_data=devices.replicate(np.asarray(jax.random.key_data(key))),
         train_rows=_padded(partition.train),
         test_rows=_padded(partition.test),
-        clients_per_step=config.clients_per_step
-        or _clients_per_step(config, len(architectures), devices),
+        clients_per_step=config.clients_per_step or automatic,
     )
 
 
 def only_in_a_plain_loop(config: Config) -> list[str]:
-    """Settings of a run that make clients depend on one another, as in the released code:
-    `reference` has them."""
+    """Settings that make clients depend on one another, as in the released code: `reference`."""
     found = ["aggregation = 'last'"] if config.aggregation == "last" else []
     if config.method == "pfedafm":
-        found += [
-            f"pfedafm.{name}"
-            for name in ("mix_relay", "leak_momentum")
-            if getattr(config.pfedafm, name)
-        ]
+        switches = ("mix_relay", "leak_momentum")
+        found += [f"pfedafm.{name}" for name in switches if getattr(config.pfedafm, name)]
     return found
-
-
-def _clients_per_step(config: Config, num_groups: int, devices: Devices) -> int:
-    """One client at a time on CPU, where a core does one product best; on GPU all that fall to a
-    device."""
-    return (
-        1
-        if devices.kind == "cpu"
-        else max(1, -(-config.num_participants // (num_groups * len(devices))))
-    )
 
 
 def _padded(rows: Sequence[np.ndarray]) -> np.ndarray:
@@ -280,86 +247,62 @@ def init_server(method: Method, key: jax.Array) -> Server:
 @lru_cache(maxsize=KEPT)
 def compiled(form: Form) -> Compiled:
     """All programs for runs of this form, several compiled at a time."""
-    devices, counted = form.devices, form.method.num_leaves
+    devices, groups, traced = form.devices, len(form.architectures), []
     # Numbers of a method are float32 but for the seed, its last.
-    numbers = [jax.ShapeDtypeStruct((), np.float32)] * (counted - 1) + [
-        jax.ShapeDtypeStruct((), np.uint32)
-    ]
-    method: Method = jax.tree.unflatten(form.method, numbers)
-    server = jax.eval_shape(init_server, method, jax.random.key(0))
-    common = _common(form, method, server)
-
-    def lower(
-        kind: str,
-        stage: Stage,
-        architecture: Architecture | None,
-        states: Tree,
-        zeros: Totals,
-        slots: Slots,
-    ):
-        TRACED[kind] += 1
-        program = over_slots(stage, architecture, form.clients_per_step)
-        donate = (2,) if stage is work else ()  # trained states take the place of the old ones
-        spread = devices.spread(program, in_axes=(None, 0, 0, 0, 0), donate=donate)
-        return lowered(spread, common, zeros, states, slots, _spread(devices, (), jnp.int32(0)))
-
-    def rows(num_groups: int, tree: Tree) -> Tree:
-        return _spread(devices, (form.slots(num_groups),), tree)
-
-    groups = len(form.architectures)
-    slot = _slot(form)
+    leaves = [_shape(dtype=np.float32)] * (form.method.num_leaves - 1) + [_shape(dtype=np.uint32)]
+    method: Method = jax.tree.unflatten(form.method, leaves)
+    key = jax.random.key(0)
+    server = jax.eval_shape(init_server, method, key)
+    images = _shape(form.num_images, *form.architectures[0].image_shape, dtype=np.uint8)
+    key_data = jax.eval_shape(jax.random.key_data, key)
+    common = Common(method, images, _shape(form.num_images), server, key_data, _shape())
+    train, test = _shape(form.train_width), _shape(form.test_width)
+    slot = Slots(_shape(), train, _shape(), test, _shape(), _shape(dtype=np.float32))
     starts = [
-        jax.eval_shape(partial(init_client, architecture=architecture), method, jax.random.key(0))
+        jax.eval_shape(partial(init_client, architecture=architecture), method, key)
         for architecture in form.architectures
     ]
+    parts = {name: starts[0][name] for name in method.shared_parts}
     zeros = [zero_totals(form.architectures[0], common, starts[0], slot)]
-    with ThreadPoolExecutor(
-        max_workers=4
-    ) as pool:  # one program is traced while others are compiled
-        traced, train, evaluating, shared = [], [], [], None
+    zeros += [zero_totals(None, common, parts, slot)] if parts else []
+
+    # One program is traced while others are compiled.
+    with ThreadPoolExecutor(max_workers=4) as pool:
+
+        def submit(
+            kind: str, stage: Stage, architecture: Architecture | None, state: Tree, totals: Totals
+        ) -> Future:
+            TRACED[kind] += 1
+            program = over_slots(stage, architecture, form.clients_per_step)
+            donate = (2,) if stage is work else ()  # trained states take the place of the old ones
+            spread = devices.spread(program, in_axes=(None, 0, 0, 0, 0), donate=donate)
+            rows = form.slots(1 if architecture is None else groups)
+            states, slots = _spread(devices, state, rows), _spread(devices, slot, rows)
+            sums, trips = _spread(devices, totals), _spread(devices, _shape())
+            traced.append(lowered(spread, common, sums, states, slots, trips))
+            return pool.submit(traced[-1].compile)
+
+        training, evaluating = [], []
         for architecture, start in zip(form.architectures, starts, strict=True):
-            states, slots = rows(groups, start), rows(groups, slot)
-            for jobs, stage, sums in (
-                (train, work, zeros[0]),
-                (evaluating, evaluate, Totals({}, {})),
-            ):
-                traced.append(lower("train" if stage is work else "evaluate", stage, architecture, states,
-                                     _spread(devices, (), sums), slots))  # fmt: skip
-                jobs.append(pool.submit(traced[-1].compile))
-        if method.shared_parts:
-            parts = {name: starts[0][name] for name in method.shared_parts}
-            zeros.append(zero_totals(None, common, parts, slot))
-            traced.append(
-                lower(
-                    "shared",
-                    work,
-                    None,
-                    rows(1, parts),
-                    _spread(devices, (), zeros[1]),
-                    rows(1, slot),
-                )
-            )
-            shared = pool.submit(traced[-1].compile)
-        update, sum_ = _server_programs(form, pool, method, server, zeros)
+            training.append(submit("train", work, architecture, start, zeros[0]))
+            evaluating.append(submit("evaluate", evaluate, architecture, start, Totals({}, {})))
+        shared = submit("shared", work, None, parts, zeros[1]) if parts else None
+        update, sum_ = _server_programs(devices, pool, method, server, zeros)
         return Compiled(
-            tuple(job.result() for job in train),
+            tuple(job.result() for job in training),
             tuple(job.result() for job in evaluating),
-            shared.result() if shared else None,
-            update.result() if update else None,
-            sum_.result() if sum_ else None,
-            tuple(devices.split(_zeros(_spread(devices, (), totals))) for totals in zeros),
-            tuple(dict.fromkeys(name for program in traced for name in program.out_info.info)),
+            *(job.result() if job else None for job in (shared, update, sum_)),
+            zeros=tuple(devices.split(_zeros(_spread(devices, totals))) for totals in zeros),
+            numbers=tuple(dict.fromkeys(name for one in traced for name in one.out_info.info)),
         )
 
 
 def _server_programs(
-    form: Form, pool: ThreadPoolExecutor, method: Method, server: Server, totals: list[Totals]
+    devices: Devices, pool: ThreadPoolExecutor, method: Method, server: Server, totals: list[Totals]
 ) -> tuple[Future | None, Future | None]:
-    """The update of the server and the sum over the devices before it, where anything is
-    uploaded."""
+    """The update of the server and the sum over the devices before it, if anything is uploaded."""
     if not jax.tree.leaves(totals):
         return None, None
-    devices = form.devices
 
     def update(method: Method, server: Server, totals: list[Totals]) -> Server:
         TRACED["update"] += 1
@@ -368,39 +311,24 @@ def _server_programs(
         return method.server_update(server, average(server, numerator, weight))
 
     spread = devices.spread(sum_over_devices, in_axes=(0,), out_axes=None)
-    summed = jax.jit(update).lower(*devices.replicate(_zeros((method, server, totals))))
-    return pool.submit(summed.compile), pool.submit(
-        lowered(spread, _spread(devices, (), totals)).compile
-    )
+    updated = jax.jit(update).lower(*devices.replicate(_zeros((method, server, totals))))
+    summed = lowered(spread, _spread(devices, totals))
+    return pool.submit(updated.compile), pool.submit(summed.compile)
 
 
 def _number(value: Any) -> np.ndarray:
     return np.asarray(value, np.uint32 if isinstance(value, np.unsignedinteger) else np.float32)
 
 
-def _spread(devices: Devices, rows: tuple[int, ...], tree: Tree) -> Tree:
+def _shape(*shape: int, dtype: Any = np.int32) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _spread(devices: Devices, tree: Tree, *rows: int) -> Tree:
     """Shapes with the devices, and so many rows on each, in front."""
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((len(devices), *rows, *leaf.shape), leaf.dtype), tree
-    )
+    front = (len(devices), *rows)
+    return jax.tree.map(lambda leaf: _shape(*front, *leaf.shape, dtype=leaf.dtype), tree)
 
 
 def _zeros(tree: Tree) -> Tree:
     return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), tree)
-
-
-def _common(form: Form, method: Method, server: Server) -> Common:
-    image = form.architectures[0].image_shape
-    struct: Any = jax.ShapeDtypeStruct
-    key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-    return Common(
-        method, struct((form.num_images, *image), np.uint8), struct((form.num_images,), np.int32), server, key, struct((), np.int32)
-    )  # fmt: skip
-
-
-def _slot(form: Form) -> Slots:
-    def struct(*shape: int, dtype: Any = np.int32) -> Any:
-        return jax.ShapeDtypeStruct(shape, dtype)
-
-    train, test = struct(form.train_width), struct(form.test_width)
-    return Slots(struct(), train, struct(), test, struct(), struct(dtype=np.float32))

@@ -1,5 +1,4 @@
-"""A round as a function of the programs and the state: local work of the participants, then the
-average."""
+"""A round as a function of programs and state: local work of participants, then the average."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -34,11 +33,10 @@ def participants_of(
     programs: Programs, t: int, participants: Sequence[int] | np.ndarray | None
 ) -> list[int]:
     """Those given, or those drawn for round `t`."""
-    config = programs.config
     if participants is None:
-        participants = draw_participants(
-            config.seed, t, config.num_clients, config.num_participants
-        )
+        config = programs.config
+        counts = config.num_clients, config.num_participants
+        participants = draw_participants(config.seed, t, *counts)
     return [int(client) for client in participants]
 
 
@@ -56,18 +54,16 @@ def run_round(
         The state after the average, and the numbers of each participant.
     """
     order = participants_of(programs, t, participants)
-    weights = {client: 1.0 for client in order}
-    if programs.config.aggregation == "samples":
-        weights = {client: float(programs.num_train[client]) for client in order}
+    by_samples = programs.config.aggregation == "samples"
+    weights = {k: float(programs.num_train[k]) if by_samples else 1.0 for k in order}
     state, mine = _fetched(programs, state, order)
     numbers: Numbers = {client: {} for client in mine}
     totals = [_train(programs, state, t, mine, weights, numbers)]
     if programs.method.shared_parts:
         weights = {client: weights[client] for client in mine if numbers[client]["finite"]}
         totals.append(_train_shared(programs, state, t, weights, numbers))
-    return _averaged(programs, state, totals), RoundResult(
-        np.array(order), _collected(programs, order, numbers)
-    )
+    state = _averaged(programs, state, totals)
+    return state, RoundResult(np.array(order), _collected(programs, order, numbers))
 
 
 def evaluate(
@@ -75,26 +71,22 @@ def evaluate(
 ) -> dict[str, np.ndarray]:
     """Accuracy of clients (all of them by default) as they are now, with the current broadcast:
     name → `[clients]`."""
-    processes = programs.processes
-    order = (
-        list(range(programs.config.num_clients))
-        if clients is None
-        else [int(client) for client in clients]
-    )
+    processes, compiled = programs.processes, programs.compiled
+    clients = range(programs.config.num_clients) if clients is None else clients
+    order = [int(client) for client in clients]
     home = np.where(state.home >= 0, state.home, np.arange(len(state.home)) % processes.count)
     mine = [client for client in order if processes.count == 1 or home[client] == processes.index]
-    common, pending = programs.common(state.server, 0), []
+    common = programs.common(state.server, 0)
+    pending: list[tuple[Call, dict[str, jax.Array]]] = []
     numbers: Numbers = {client: {} for client in mine}
     for call in _calls(programs, mine, programs.num_test):
         arguments = _states(programs, state, call), _slots(programs, call, {}), call.trips
-        pending.append(
-            (call, programs.compiled.evaluate[call.group](common, Totals({}, {}), *arguments))
-        )
+        worked = compiled.evaluate[call.group](common, Totals({}, {}), *arguments)
+        pending.append((call, worked.info))
         if len(pending) > 1:  # memory stays that of two calls, however many clients there are
-            call, worked = pending.pop(0)
-            _report(call, worked.info, numbers)
-    for call, worked in pending:
-        _report(call, worked.info, numbers)
+            _report(*pending.pop(0), numbers)
+    for call, info in pending:
+        _report(call, info, numbers)
     found = _collected(programs, order, numbers)
     return {name: values for name, values in found.items() if name.startswith("accuracy/")}
 
@@ -110,8 +102,7 @@ def _train(
     weights: dict[int, float],
     numbers: Numbers,
 ) -> Totals:
-    """Local work of these clients, evaluated as they leave it; writes their states and numbers,
-    returns their sums."""
+    """Local work of these clients, evaluated as they leave it; their sums. Writes the rest."""
     compiled, common = programs.compiled, programs.common(state.server, t)
     totals, pending = compiled.zeros[0], []
     for call in _calls(programs, clients, programs.num_train):
@@ -119,13 +110,10 @@ def _train(
         states = _states(programs, state, call)
         worked: Worked = compiled.train[call.group](common, totals, states, slots, call.trips)
         totals, info = worked.totals, worked.info
-        if not any(
-            name.startswith("accuracy/") for name in info
-        ):  # else the method had a view of its own
-            scores = compiled.evaluate[call.group](
-                common, Totals({}, {}), worked.state, slots, call.trips
-            )
-            info = {**info, **scores.info}
+        # Unless the method had a view of its own, with the broadcast that was received.
+        if not any(name.startswith("accuracy/") for name in info):
+            scores, nothing = compiled.evaluate[call.group], Totals({}, {})
+            info = {**info, **scores(common, nothing, worked.state, slots, call.trips).info}
         pending.append((call, worked.state, info))
     for call, states, info in pending:
         rows = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), states)
@@ -142,12 +130,8 @@ def _train_shared(
     assert compiled.shared is not None
     totals = compiled.zeros[1]
     for call in _calls(programs, list(weights), programs.num_train, together=True):
-        arguments = (
-            _states(programs, state, call, together=True),
-            _slots(programs, call, weights),
-            call.trips,
-        )
-        worked = compiled.shared(common, totals, *arguments)
+        states, slots = _states(programs, state, call, True), _slots(programs, call, weights)
+        worked = compiled.shared(common, totals, states, slots, call.trips)
         totals = worked.totals
         _report(call, worked.info, numbers)
     return totals
@@ -173,27 +157,23 @@ def _calls(
 ) -> list[Call]:
     """Calls for these clients, balanced by samples times the cost of their models; `together`: as
     one group."""
-    macs = np.array([architecture.macs for architecture in programs.architectures], float)[
-        programs.groups
-    ]
+    num_groups = 1 if together else len(programs.architectures)
+    macs = float(programs.method.shared.macs) if together else programs.macs
     return schedule(
         clients,
         np.zeros_like(programs.groups) if together else programs.groups,
-        samples * (float(programs.method.shared.macs) if together else macs),
+        samples * macs,
         num_devices=len(programs.devices),
-        chunk=programs.clients_per_step,
-        slots=programs.form.slots(1 if together else len(programs.architectures)),
+        clients_per_step=programs.clients_per_step,
+        slots=programs.form.slots(num_groups),
     )
 
 
 def _states(programs: Programs, state: State, call: Call, together: bool = False) -> Tree:
-    """States of a call's clients `[devices, slots, …]`; only the shared parts of clients of all
-    groups together."""
-    flat = call.clients.reshape(-1)
-    parts = programs.method.shared_parts
+    """States of a call's clients `[devices, slots, …]`, or of all groups the shared parts."""
+    flat, store, parts = call.clients.reshape(-1), state.store, programs.method.shared_parts
     return _folded(
-        call,
-        state.store.read_parts(parts, flat) if together else state.store.read(call.group, flat),
+        call, store.read_parts(parts, flat) if together else store.read(call.group, flat)
     )
 
 
@@ -217,34 +197,29 @@ def _folded(call: Call, tree: Tree) -> Tree:
 
 def _report(call: Call, info: dict[str, jax.Array], numbers: Numbers) -> None:
     """Enters what slots reported under their clients."""
+    clients = call.clients.reshape(-1).tolist()
     for name, values in info.items():
-        for client, value in zip(
-            call.clients.reshape(-1), np.asarray(values).reshape(-1), strict=True
-        ):
+        for client, value in zip(clients, np.asarray(values).reshape(-1), strict=True):
             if client >= 0:
-                numbers[int(client)][name] = value
+                numbers[client][name] = value
 
 
 # -------------------------------------------------------------------------------- several processes
 
 
 def _fetched(programs: Programs, state: State, order: list[int]) -> tuple[State, list[int]]:
-    """The participants that train in this process; the states of those that trained elsewhere
-    before are fetched."""
+    """The participants of this process, with the states of those that trained elsewhere before."""
     processes, store = programs.processes, state.store
     if processes.count == 1:
         return state, order
-    macs = np.array([architecture.macs for architecture in programs.architectures], float)[
-        programs.groups
-    ]
-    process = assign(order, programs.num_train * macs, state.home, processes.devices)
+    work = programs.num_train * programs.macs
+    process = assign(order, work, state.home, processes.devices)
     moving = [c for c, new in zip(order, process, strict=True) if state.home[c] not in (-1, new)]
     mine = [client for client, new in zip(order, process, strict=True) if new == processes.index]
     for group in range(len(programs.architectures)):
         members = [client for client in moving if programs.groups[client] == group]
-        for first in range(
-            0, len(members), MOVED_TOGETHER
-        ):  # calls of one size: one program an architecture
+        # Calls of one size: one program an architecture.
+        for first in range(0, len(members), MOVED_TOGETHER):
             rows = np.full(MOVED_TOGETHER, -1)
             rows[: len(members[first:])] = members[first : first + MOVED_TOGETHER]
             here = np.where((rows >= 0) & (state.home[rows] == processes.index), rows, -1)
@@ -259,17 +234,13 @@ def _fetched(programs: Programs, state: State, order: list[int]) -> tuple[State,
 
 def _collected(programs: Programs, order: list[int], numbers: Numbers) -> dict[str, np.ndarray]:
     """Numbers of all of `order`, each known to one process: name → `[clients]`."""
-    several = programs.processes.count > 1
-    names = [
-        n for n in programs.compiled.numbers if several or any(n in own for own in numbers.values())
-    ]
+    names: Sequence[str] = programs.compiled.numbers
+    if programs.processes.count == 1:
+        names = [name for name in names if any(name in own for own in numbers.values())]
     missing = np.float32(np.nan)  # a client whose first stage failed has no numbers of the second
     table = np.zeros((len(names), len(order)), np.float32)
     for place, client in enumerate(order):
         if client in numbers:
             table[:, place] = [numbers[client].get(name, missing) for name in names]
-    table = programs.processes.sum(table)
-    return {
-        name: row.astype(bool) if name == "finite" else row
-        for name, row in zip(names, table, strict=True)
-    }
+    rows = zip(names, programs.processes.sum(table), strict=True)
+    return {name: row.astype(bool) if name == "finite" else row for name, row in rows}

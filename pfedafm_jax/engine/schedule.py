@@ -1,5 +1,4 @@
-"""Who trains where: participants into chunks of one architecture, chunks onto devices, longest work
-first."""
+"""Who trains where: steps of a few clients of one architecture onto devices, longest work first."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,14 +11,15 @@ class Call(NamedTuple):
 
     group: int  # the architecture; 0 where clients of all architectures go together
     clients: np.ndarray  # int [devices, slots]; -1 is an empty slot
-    trips: np.ndarray  # int32 [devices]: how many chunks each device works through
+    trips: np.ndarray  # int32 [devices]: how many steps each device makes
 
 
-def slots_per_device(num_participants: int, num_groups: int, num_devices: int, chunk: int) -> int:
-    """Slots of a program: twice an even share, at least four chunks. What does not fit goes into
-    another call."""
+def slots_per_device(
+    num_participants: int, num_groups: int, num_devices: int, clients_per_step: int
+) -> int:
+    """Slots of a program: twice an even share, four steps at least. The rest goes into more calls."""
     even = -(-2 * num_participants // (num_groups * num_devices))
-    return max(4, -(-even // chunk)) * chunk
+    return max(4, -(-even // clients_per_step)) * clients_per_step
 
 
 def schedule(
@@ -28,41 +28,42 @@ def schedule(
     work: np.ndarray,
     *,
     num_devices: int,
-    chunk: int,
+    clients_per_step: int,
     slots: int,
 ) -> list[Call]:
     """Calls that cover `clients`, balanced over the devices by `work[client]`.
 
-    Each device has its own number of chunks per architecture, so one may take three clients of a
-    large one while another takes the small ones; nothing is padded but the last chunk of an
+    Each device has its own number of steps per architecture, so one may take three clients of a
+    large one while another takes the small ones; nothing is padded but the last step of an
     architecture.
     """
-    chunks = []  # (work, group, clients)
+    size = clients_per_step
+    steps = []  # (work, group, clients)
     for group in sorted({int(groups[client]) for client in clients}):
         members = sorted((c for c in clients if groups[c] == group), key=lambda c: (-work[c], c))
-        for start in range(0, len(members), chunk):
-            part = members[start : start + chunk]
-            chunks.append((chunk * float(work[part[0]]), group, part))
-    chunks.sort(key=lambda item: (-item[0], item[1], item[2]))
+        for start in range(0, len(members), size):
+            step = members[start : start + size]
+            steps.append((size * float(work[step[0]]), group, step))
+    steps.sort(key=lambda item: (-item[0], item[1], item[2]))
     load = [0.0] * num_devices
     queues: dict[int, list[list[list[int]]]] = {}
-    for cost, group, part in chunks:
+    for cost, group, step in steps:
         device = int(np.argmin(load))
         load[device] += cost
-        queues.setdefault(group, [[] for _ in range(num_devices)])[device].append(part)
+        queues.setdefault(group, [[] for _ in range(num_devices)])[device].append(step)
 
     calls = []
-    per_call = slots // chunk
+    per_call = slots // size
     for group in sorted(queues):
         longest = max(len(queue) for queue in queues[group])
         for start in range(0, longest, per_call):
             table = np.full((num_devices, slots), -1, np.int64)
             trips = np.zeros(num_devices, np.int32)
             for device, queue in enumerate(queues[group]):
-                parts = queue[start : start + per_call]
-                trips[device] = len(parts)
-                for place, part in enumerate(parts):
-                    table[device, place * chunk : place * chunk + len(part)] = part
+                made = queue[start : start + per_call]
+                trips[device] = len(made)
+                for place, step in enumerate(made):
+                    table[device, place * size : place * size + len(step)] = step
             calls.append(Call(group, table, trips))
     return calls
 
@@ -70,8 +71,7 @@ def schedule(
 def assign(
     clients: Sequence[int], work: np.ndarray, home: np.ndarray, devices: np.ndarray
 ) -> np.ndarray:
-    """The process of each of `clients`: the one that keeps its state, unless the others would have
-    to wait for it.
+    """The process of each of `clients`: the one that keeps its state, unless others had to wait.
 
     `home[client]` is that process, or -1 for a client that was never drawn; `devices[process]` is
     its share of the work.

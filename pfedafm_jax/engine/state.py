@@ -24,9 +24,8 @@ class State(NamedTuple):
 
     server: Server  # what is broadcast, on every device
     store: ClientStore  # what the clients keep
-    home: (
-        np.ndarray
-    )  # int [clients]: the process that keeps a client's state, -1 before its first visit
+    # int [clients]: the process that keeps a client's state, -1 before its first visit
+    home: np.ndarray
 
 
 def client_start(method: Method, key: jax.Array, number: int, architecture: Architecture) -> Tree:
@@ -36,11 +35,9 @@ def client_start(method: Method, key: jax.Array, number: int, architecture: Arch
 
 
 def start(programs: Programs, folder: str | None = None) -> State:
-    """Clients and server before the first round; clients of one architecture are alike unless
-    `same_start` is off.
+    """Clients and server before the first round; `folder` is where the store puts its files.
 
-    Args:
-        folder: where the store puts its files, if it has any; by default where temporary files go.
+    Clients of one architecture are alike unless `same_start` is off.
     """
     config, architectures = programs.config, programs.architectures
 
@@ -52,13 +49,10 @@ def start(programs: Programs, folder: str | None = None) -> State:
         return client_start(programs.method, programs.key, number, architectures[group])
 
     with ThreadPoolExecutor() as pool:
-        server = pool.submit(
-            init_server, programs.method, jax.random.fold_in(programs.key, SERVER_KEY)
-        )
+        server_key = jax.random.fold_in(programs.key, SERVER_KEY)
+        server = pool.submit(init_server, programs.method, server_key)
         starts = list(pool.map(group_start, range(len(architectures))))
-    start_of = None if config.same_start else own_start
-    store = ClientStore(
-        starts, programs.groups, place=config.store, folder=folder, start_of=start_of
-    )
+    own = None if config.same_start else own_start
+    store = ClientStore(starts, programs.groups, place=config.store, folder=folder, start_of=own)
     server = programs.devices.replicate(jax.device_get(server.result()))
     return State(server, store, np.full(config.num_clients, -1))

@@ -1,12 +1,12 @@
 """The compiled work of a device: a loop over steps of a few clients each, vectorized inside a step.
 
 A round has up to two stages, `client_update` for the clients of one architecture and, where a
-method has it, `shared_update` for clients of all architectures together; `evaluate` is a third. All
-of them run through `over_slots`.
+method has it, `shared_update` for clients of all architectures together; `evaluate` is a third.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -80,21 +80,18 @@ def client_key(key: jax.Array, t: jax.Array | int, client: jax.Array | int) -> j
 
 def data_of(common: Common, slot: Slots) -> ClientData:
     """A client's data, on the device."""
-    return ClientData(
-        common.images, common.labels, slot.train, slot.num_train, slot.test, slot.num_test
-    )
+    _, *rows, _ = slot
+    return ClientData(common.images, common.labels, *rows)
 
 
 def _finite(tree: Tree) -> jax.Array:
-    # 0 · x is 0, or NaN where x is not finite; a sum reads each leaf once and stores nothing, as
-    # `all(isfinite)` would
+    # 0 · x is 0, or NaN where x is not finite; unlike `all(isfinite)` a sum stores nothing.
     floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     return jnp.all(jnp.stack([jnp.sum(0.0 * leaf) == 0 for leaf in floats]))
 
 
 def work(architecture: Architecture | None, common: Common, state: Tree, slot: Slots) -> Visit:
-    """A participant's local work in one stage; no architecture means the stage that all
-    architectures share.
+    """A participant's local work in one stage; without architecture, in the one that all share.
 
     An update that is not finite is thrown away: the client keeps its old state and has no part in
     the average.
@@ -115,32 +112,27 @@ def work(architecture: Architecture | None, common: Common, state: Tree, slot: S
     info = {**update.info, "finite": finite}
     if update.view is not None:
         info |= scores(method, architecture, kept, update.view, data)
-    upload, weight = if_finite(
-        (update.upload, update.weight), jax.tree.map(jnp.zeros_like, (update.upload, update.weight))
-    )
+    sent = (update.upload, update.weight)
+    upload, weight = if_finite(sent, jax.tree.map(jnp.zeros_like, sent))
     return Visit(kept, upload, weight, info)
 
 
 def evaluate(architecture: Architecture | None, common: Common, state: Tree, slot: Slots) -> Visit:
     """Accuracy of a client in this state, with the broadcast at hand."""
-    return Visit(
-        None,
-        {},
-        {},
-        scores(common.method, architecture, state, common.server, data_of(common, slot)),
-    )
+    data = data_of(common, slot)
+    return Visit(None, {}, {}, scores(common.method, architecture, state, common.server, data))
 
 
 def scores(
     method: Method, architecture: Architecture | None, state: Tree, server: Server, data: ClientData
 ) -> dict[str, jax.Array]:
     """Accuracies of a client's model by name, as they are reported: `accuracy/NAME`."""
-    assert architecture is not None, (
-        "the stage that all architectures share has no model of its own"
-    )
-    found = accuracy(
-        method.training, lambda images: method.predict(architecture, state, server, images), data
-    )
+    assert architecture is not None, "the stage that all share has no model of its own"
+
+    def predict(images: jax.Array) -> dict[str, jax.Array]:
+        return method.predict(architecture, state, server, images)
+
+    found = accuracy(method.training, predict, data)
     return {f"accuracy/{name}": value for name, value in found.items()}
 
 
@@ -171,20 +163,15 @@ def over_slots(stage: Stage, architecture: Architecture | None, clients_per_step
 
     @jax.jit  # so that it is traced once, for its shapes and for the loop
     def some(common: Common, states: Tree, slots: Slots, first: jax.Array) -> tuple[Visit, Totals]:
+        rows = jax.tree.map(lambda b: lax.dynamic_slice_in_dim(b, first, size), (states, slots))
         if size == 1:  # no vmap: on CPU a plain product is faster than a batched one
-            row = jax.tree.map(
-                lambda leaf: lax.dynamic_index_in_dim(leaf, first, keepdims=False), (states, slots)
-            )
+            row = jax.tree.map(lambda leaf: lax.squeeze(leaf, [0]), rows)
             return jax.tree.map(lambda leaf: leaf[None], one(common, *row))
-        rows = jax.tree.map(
-            lambda leaf: lax.dynamic_slice_in_dim(leaf, first, size), (states, slots)
-        )
         return jax.vmap(one, in_axes=(None, 0, 0), axis_name=CLIENT_AXIS)(common, *rows)
 
     def put(buffer: Tree, rows: Tree, first: jax.Array) -> Tree:
-        return jax.tree.map(
-            lambda b, r: lax.dynamic_update_slice_in_dim(b, r, first, axis=0), buffer, rows
-        )
+        place = partial(lax.dynamic_update_slice_in_dim, start_index=first, axis=0)
+        return jax.tree.map(place, buffer, rows)
 
     def program(
         common: Common, totals: Totals, states: Tree, slots: Slots, trips: jax.Array
@@ -195,9 +182,8 @@ def over_slots(stage: Stage, architecture: Architecture | None, clients_per_step
         kept = None if visit.state is None else states
 
         def body(index: jax.Array, carry: Worked) -> Worked:
-            first = lax.convert_element_type(
-                index * size, jnp.int32
-            )  # not weakly typed: `some` is traced once
+            # Not weakly typed, so that `some` is traced once.
+            first = lax.convert_element_type(index * size, jnp.int32)
             new, rows = some(common, states if carry.state is None else carry.state, slots, first)
             return Worked(
                 put(carry.state, new.state, first),
@@ -214,6 +200,8 @@ def zero_totals(
     architecture: Architecture | None, common: Common, state: Tree, slot: Slots
 ) -> Totals:
     """Shapes of a stage's sums, from shapes of one client's state and slot."""
-    return jax.eval_shape(
-        lambda *arguments: totals_of(work(architecture, *arguments)), common, state, slot
-    )
+
+    def totals(*arguments: Any) -> Totals:
+        return totals_of(work(architecture, *arguments))
+
+    return jax.eval_shape(totals, common, state, slot)
