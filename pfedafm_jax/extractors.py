@@ -1,5 +1,4 @@
-"""Two more extractors beside the paper's CNNs, and examples of how to write one's own: any Flax
-module will do.
+"""Two more extractors, and examples of how to write one's own: any Flax module will do.
 
 Both end in the mean over all positions, so that they take images of any size, and are 64 wide:
 `models.WithLinear` adds the layer to the wanted width. They are normalised by GroupNorm, which
@@ -24,23 +23,15 @@ def conv(
     stride: int = 1,
     groups: int = 1,
 ):
-    """A convolution of the enclosing module, normalised; `groups` equal to the channels makes it
-    depthwise."""
+    """A convolution of the enclosing module, normalised; depthwise with a group each channel."""
     start = initialisers(initialisation, size * size * inputs.shape[-1] // groups)["kernel_init"]
-    layer = nn.Conv(
-        channels,
-        (size, size),
-        stride,
-        feature_group_count=groups,
-        use_bias=False,
-        kernel_init=start,
-    )
+    options = {"feature_group_count": groups, "use_bias": False, "kernel_init": start}
+    layer = nn.Conv(channels, (size, size), stride, **options)
     return nn.GroupNorm(num_groups=None, group_size=GROUP)(layer(inputs))
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions around which the input is passed on, by a 1x1 convolution where its
-    shape changes."""
+    """Two 3x3 convolutions and the input beside them, by a 1x1 one where its shape changes."""
 
     channels: int
     stride: int
@@ -56,8 +47,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResNetSmall(nn.Module):
-    """A small ResNet: a 3x3 convolution and one residual block for each width, the image halved
-    from block to block."""
+    """A 3x3 convolution and a residual block for each width, the image halved in all but one."""
 
     widths: tuple[int, ...] = (16, 32, 64)
     initialisation: str = "torch"
@@ -85,8 +75,7 @@ class SeparableBlock(nn.Module):
 
 
 class MobileNetSmall(nn.Module):
-    """A small MobileNet: a 3x3 convolution and depthwise-separable blocks, the image halved in all
-    but the first."""
+    """A 3x3 convolution and depthwise-separable blocks, the image halved in all but the first."""
 
     widths: tuple[int, ...] = (16, 32, 64)
     initialisation: str = "torch"

@@ -10,8 +10,7 @@ from jax import lax
 
 
 def initialisers(initialisation: str, fan_in: int) -> dict[str, Any]:
-    """PyTorch's default is U(±1/√fan_in) for weights and biases; Flax's is LeCun normal weights and
-    zero biases."""
+    """PyTorch's default, U(±1/√fan_in) for all, or Flax's, LeCun normal weights and no biases."""
     if initialisation == "flax":
         return {
             "kernel_init": nn.initializers.lecun_normal(),
@@ -20,12 +19,9 @@ def initialisers(initialisation: str, fan_in: int) -> dict[str, Any]:
     bound = 1.0 / math.sqrt(fan_in)
 
     def uniform(key, shape, dtype=jnp.float32):
-        # XLA's own generator with its algorithm named, so not left to the backend; it compiles
-        # faster than threefry.
-        seed = jnp.resize(jax.random.key_data(key), (4,))
-        _, bits = lax.rng_bit_generator(
-            seed, shape, jnp.uint32, algorithm=lax.RandomAlgorithm.RNG_PHILOX
-        )
+        # XLA's own generator compiles faster than threefry; its algorithm is not left to chance.
+        seed, philox = jnp.resize(jax.random.key_data(key), (4,)), lax.RandomAlgorithm.RNG_PHILOX
+        _, bits = lax.rng_bit_generator(seed, shape, jnp.uint32, algorithm=philox)
         return ((bits >> 8).astype(dtype) * (2.0 * bound / 2**24) - bound).astype(dtype)
 
     return {"kernel_init": uniform, "bias_init": uniform}

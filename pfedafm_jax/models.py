@@ -1,5 +1,4 @@
-"""The networks of the paper's Table 1, extractor and header apart, and a registry for networks of
-your own.
+"""The networks of the paper's Table 1, extractor and header apart, and a registry for your own.
 
 An extractor maps images `[batch, height, width, channels]` to representations `[batch,
 feature_size]`; a header maps representations to class scores. The five CNNs are conv 5x5 → max-pool
@@ -67,8 +66,7 @@ class CNN(nn.Module):
 
 
 class WithLinear(nn.Module):
-    """An extractor of another width, followed by the linear layer that the paper adds to
-    structure-agnostic models."""
+    """An extractor of any width and the linear layer that the paper adds to bring it to ours."""
 
     extractor: nn.Module
     features: int = FEATURE_SIZE
@@ -76,10 +74,19 @@ class WithLinear(nn.Module):
 
     @nn.compact
     def __call__(self, images):
-        features = self.extractor(images)
+        features = checked_features(self.extractor(images))
         if features.shape[-1] == self.features:
             return features
         return linear(self.features, features, self.initialisation, "match")
+
+
+def checked_features(output: Any) -> Any:
+    """An extractor's output, if it is what others can build on: floats `[batch, width]`."""
+    if not hasattr(output, "dtype"):
+        raise PfedafmError(f"gives {type(output).__name__}, expected one array [batch, width]")
+    if not jnp.issubdtype(output.dtype, jnp.floating):
+        raise PfedafmError(f"gives {output.dtype}, expected floats")
+    return output
 
 
 # ----------------------------------------------------------------------------------------- registry
@@ -105,28 +112,20 @@ def register_extractor(name: str, extractor: nn.Module) -> None:
     ...     def __call__(self, images):
     ...         return images.reshape(images.shape[0], -1)
     >>> register_extractor("flat", Flat())
-    >>> describe("flat", num_classes=10, image_shape=(4, 4, 3)).extractor_params  # the linear layer from 48 to 500
+    >>> flat = describe("flat", num_classes=10, image_shape=(4, 4, 3))
+    >>> flat.extractor_params  # the linear layer from 48 to 500
     24500
     """
     if not name.isidentifier():
         raise PfedafmError(f"extractor name {name!r}: use letters, digits and underscores")
     if not isinstance(extractor, nn.Module):
-        raise PfedafmError(
-            f"extractor {name!r} is {extractor!r}; accepted: a Flax module, made: MyModule()"
-        )
+        accepted = "a Flax module, made: MyModule()"
+        raise PfedafmError(f"extractor {name!r} is {extractor!r}; accepted: {accepted}")
 
-    def build(features: int = FEATURE_SIZE, initialisation: str = "torch", **_):
+    def build(**options: Any) -> nn.Module:
         fields = getattr(extractor, "__dataclass_fields__", {})
-        known = (
-            extractor.clone(initialisation=initialisation)
-            if "initialisation" in fields
-            else extractor
-        )
-        return (
-            known.clone(features=features)
-            if "features" in fields
-            else WithLinear(known, features, initialisation)
-        )
+        known = extractor.clone(**{name: options[name] for name in options if name in fields})
+        return known if "features" in fields else WithLinear(known, **options)
 
     _EXTRACTORS[name] = build
     describe.cache_clear()
@@ -179,22 +178,16 @@ def _count(tree: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
-def _extractor_macs(extractor: nn.Module, params: Params, image_shape: tuple[int, int, int]) -> int:
-    """Multiply-adds of the algorithm's layers: by formula for the paper's CNNs, by XLA's own count
-    for others."""
+def _extractor_macs(extractor: nn.Module, params: Params, images: jax.ShapeDtypeStruct) -> int:
+    """Multiply-adds of the algorithm's layers: by formula for the paper's CNNs, else XLA's count."""
     if isinstance(extractor, CNN):
-        macs, height, width = 0, *image_shape[:2]
+        macs, (height, width) = 0, images.shape[1:3]
         for layer in ("conv1", "conv2"):
             macs += (height - 4) * (width - 4) * math.prod(params[layer]["kernel"].shape)
             height, width = (height - 4) // 2, (width - 4) // 2
         return macs + sum(math.prod(params[layer]["kernel"].shape) for layer in ("fc1", "fc2"))
-    images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-    cost = (
-        jax.jit(lambda p, x: extractor.apply({"params": p}, x))
-        .lower(params, images)
-        .cost_analysis()
-    )
-    return int((cost or {}).get("flops", 0)) // 2
+    program = jax.jit(lambda params, images: extractor.apply({"params": params}, images))
+    return int((program.lower(params, images).cost_analysis() or {}).get("flops", 0)) // 2
 
 
 @lru_cache(maxsize=256)
@@ -217,34 +210,37 @@ def describe(
     try:
         variables = jax.eval_shape(extractor.init, jax.random.key(0), images)
         extra = sorted(set(variables) - {"params"})
-        output = None if extra else jax.eval_shape(extractor.apply, variables, images)
+        output: Any = None
+        if not extra:
+            output = checked_features(jax.eval_shape(extractor.apply, variables, images))
+    except PfedafmError as error:
+        raise PfedafmError(f"architecture {name!r} {error}") from None
     except Exception as error:  # a user's module may fail in any way; say which one and on what
-        raise PfedafmError(
-            f"architecture {name!r} does not accept images of shape {image_shape}: {error}"
-        ) from error
-    if output is None:
-        raise PfedafmError(
-            f"architecture {name!r} carries state besides its parameters ({', '.join(extra)}), which cannot be averaged "
+        problem = f"does not accept images of shape {image_shape}: {error}"
+        raise PfedafmError(f"architecture {name!r} {problem}") from error
+    problem = ""
+    if extra:
+        problem = (
+            f"carries state besides its parameters ({', '.join(extra)}), which cannot be averaged "
             "or kept per client here: use GroupNorm or LayerNorm instead of BatchNorm"
         )
-    if output.shape != (1, feature_size):
-        raise PfedafmError(
-            f"architecture {name!r} gives {output.shape} for one image, expected (1, {feature_size})"
-        )
-    header = nn.Dense(num_classes, **initialisers(initialisation, feature_size))
-    header_params = jax.eval_shape(
-        header.init, jax.random.key(0), jax.ShapeDtypeStruct((1, feature_size), jnp.float32)
-    )
+    elif output.shape != (1, feature_size):
+        problem = f"gives {output.shape} for one image, expected (1, {feature_size})"
+    elif not jax.tree.leaves(variables):
+        problem = "has no parameters, so there is nothing to train"
+    if problem:
+        raise PfedafmError(f"architecture {name!r} {problem}")
+    params = variables["params"]
     return Architecture(
         name=name,
         extractor=extractor,
-        header=header,
+        header=nn.Dense(num_classes, **initialisers(initialisation, feature_size)),
         image_shape=image_shape,
         feature_size=feature_size,
         num_classes=num_classes,
-        extractor_params=_count(variables["params"]),
-        header_params=_count(header_params["params"]),
-        extractor_macs=_extractor_macs(extractor, variables["params"], image_shape),
+        extractor_params=_count(params),
+        header_params=(feature_size + 1) * num_classes,
+        extractor_macs=_extractor_macs(extractor, params, images),
         header_macs=feature_size * num_classes,
     )
 

@@ -1,5 +1,4 @@
-"""Settings as arguments of compiled programs: their numbers are data, all else of them is
-structure.
+"""Settings as arguments of compiled programs: numbers are data, all else is structure.
 
 A program that is compiled for one learning rate runs with any other.
 """
@@ -22,9 +21,8 @@ def register(kind: type, numbers: Callable[[type], Iterable[str]]) -> None:
 
     def flatten(one: Any) -> tuple[tuple, tuple]:
         names = tuple(numbers(kind))
-        rest = tuple(
-            (f.name, getattr(one, f.name)) for f in dataclasses.fields(kind) if f.name not in names
-        )
+        others = (f.name for f in dataclasses.fields(kind) if f.name not in names)
+        rest = tuple((name, getattr(one, name)) for name in others)
         return tuple(getattr(one, name) for name in names), (names, rest)
 
     def unflatten(structure: tuple, leaves: Iterable[Any]) -> Any:

@@ -1,10 +1,8 @@
-"""One client's local training: its batches, its epochs, its SGD. Every method trains through
-`train`.
+"""One client's local training: batches, epochs, SGD. Every method trains through `train`.
 
 Everything here is written for one client and runs as it is; the engine maps it over many. Under
-that map, clients of
-different sizes go in lockstep: loops run to the longest of them and the finished ones are held
-still.
+that map, clients of different sizes go in lockstep: loops run to the longest of them and the
+finished ones are held still.
 """
 
 import math
@@ -28,8 +26,7 @@ EVALUATION_BATCH = 64
 
 
 class ClientData(NamedTuple):
-    """One client's data on the device: rows of the dataset, padded to the longest client of its
-    group."""
+    """One client's data on the device: rows of the dataset, padded to the longest client."""
 
     images: jax.Array  # uint8 [all, height, width, channels], shared by all clients
     labels: jax.Array  # int32 [all]
@@ -50,8 +47,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How a client trains. A pytree: the numbers are its leaves, the rest decides what is
-    compiled."""
+    """How a client trains. A pytree: numbers are leaves, the rest decides what is compiled."""
 
     batch_size: int
     rest_size: int  # size of the program for a short last batch, see `rest_batch_size`
@@ -84,11 +80,10 @@ class LocalTraining:
         longest = max(*sizes, 1, round(1.21 * usual))
         batch_size = min(config.batch_size, -(-longest // 32) * 32)
         about = 16 * max(1, int((usual + 7) // 16))
+        typical = [round(about * (0.8 + 0.01 * step)) for step in range(41)]
         return cls(
             batch_size=batch_size,
-            rest_size=rest_batch_size(
-                batch_size, [round(about * (0.8 + 0.01 * step)) for step in range(41)]
-            ),
+            rest_size=rest_batch_size(batch_size, typical),
             local_epochs=config.local_epochs,
             learning_rate=config.rate,
             momentum=config.momentum,
@@ -102,15 +97,12 @@ class LocalTraining:
         )
 
 
-register(
-    LocalTraining,
-    lambda kind: ("learning_rate", "momentum", "weight_decay", "clip_norm", "mean", "std"),
-)
+_NUMBERS = ("learning_rate", "momentum", "weight_decay", "clip_norm", "mean", "std")
+register(LocalTraining, lambda kind: _NUMBERS)
 
 
 def table_width(sizes: Sequence[int]) -> int:
-    """How wide tables of clients' rows are: 2, 3, 4, 6, 8, 12, … with room, so that other splits
-    fit the same programs.
+    """Width of tables of clients' rows: 2, 3, 4, 6, 8, 12, … with room, so that other splits fit.
 
     >>> table_width([470, 490]), table_width([700, 10])
     (768, 768)
@@ -121,20 +113,17 @@ def table_width(sizes: Sequence[int]) -> int:
 
 
 def rest_batch_size(batch_size: int, sizes: list[int]) -> int:
-    """The size of a second, smaller program for the clients' last, partial batches; `batch_size`
-    where it is not worth it.
+    """The size of a second, smaller program for the clients' last, partial batches.
 
     Compiled batches have one size, so 18 samples left over from a batch of 512 would cost as much
-    as 512. The smaller program doubles the time to compile, so it is used only where it saves a
-    tenth of the work of these clients.
+    as 512. The smaller program doubles the time to compile, so where it does not save a tenth of
+    the work of these clients, it is `batch_size`.
     """
+    rests = [size % batch_size for size in sizes]
 
     def slots(rest_size: int) -> int:
-        rests = (size % batch_size for size in sizes)
-        last = (
-            0 if rest == 0 else rest_size if rest <= rest_size else batch_size for rest in rests
-        )
-        return sum(sizes) - sum(size % batch_size for size in sizes) + sum(last)
+        last = [rest_size if rest <= rest_size else batch_size for rest in rests if rest > 0]
+        return sum(sizes) - sum(rests) + sum(last)
 
     candidates = [math.ceil(batch_size * eighths / 8) for eighths in range(1, 8)]
     best = min(candidates, key=slots)
@@ -161,8 +150,7 @@ def make_batch(
     positions: jax.Array,
     count: jax.Array,
 ) -> Batch:
-    """The samples at these positions of a client's training data; only the first `count` are
-    real."""
+    """The samples at these positions of a client's training data, the first `count` real."""
     rows = data.train[positions]
     images = normalise(data.images[rows], training.mean, training.std)
     if training.augments:
@@ -203,21 +191,11 @@ class SGD(NamedTuple):
 
     def step(self, params: Tree, state: Tree, gradient: Tree, active: jax.typing.ArrayLike = True):
         """New params and state; where `active` is False, the old ones."""
-        return kernels.sgd(
-            params,
-            state,
-            gradient,
-            learning_rate=self.learning_rate,
-            momentum=self.momentum,
-            decay=self.weight_decay,
-            clip_norm=self.clip_norm,
-            active=active,
-        )
+        return kernels.sgd(params, state, gradient, active=active, **self._asdict())
 
 
 class Partitioned(NamedTuple):
-    """One optimizer for each top-level part of the trained tree, with its own clipping; its state
-    is keyed likewise."""
+    """One optimizer, with its own clipping, for each top-level part of the trained tree."""
 
     parts: dict[str, SGD]
 
@@ -225,13 +203,11 @@ class Partitioned(NamedTuple):
         return {name: optimizer.init(params[name]) for name, optimizer in self.parts.items()}
 
     def step(self, params: Tree, state: Tree, gradient: Tree, active: jax.typing.ArrayLike = True):
-        moved = {
-            name: o.step(params[name], state[name], gradient[name], active)
-            for name, o in self.parts.items()
-        }
-        return {name: pair[0] for name, pair in moved.items()}, {
-            name: pair[1] for name, pair in moved.items()
-        }
+        new, moved = {}, {}
+        for name, optimizer in self.parts.items():
+            part = params[name], state[name], gradient[name]
+            new[name], moved[name] = optimizer.step(*part, active)
+        return new, moved
 
 
 def sgd(
@@ -310,9 +286,8 @@ def train(
         carry = lax.fori_loop(0, loop_bound, full, carry)
         return lax.fori_loop(0, rest_bound, last, carry) if rest_size < size else carry
 
-    params, state, loss_sum = lax.fori_loop(
-        0, training.local_epochs, epoch, (params, state, jnp.float32(0))
-    )
+    carry = params, state, jnp.float32(0)
+    params, state, loss_sum = lax.fori_loop(0, training.local_epochs, epoch, carry)
     seen = jnp.maximum(data.num_train * training.local_epochs, 1).astype(jnp.float32)
     return Trained(params, loss_sum / seen, state)
 
@@ -324,15 +299,13 @@ def extract_all(
     row by position."""
     size, longest = training.batch_size, data.train.shape[0]
     rows = jnp.pad(data.train, (0, size))
-    width = jax.eval_shape(
-        extract, jax.ShapeDtypeStruct((size, *data.images.shape[1:]), jnp.float32)
-    ).shape[-1]
+    some = jax.ShapeDtypeStruct((size, *data.images.shape[1:]), jnp.float32)
+    width = jax.eval_shape(extract, some).shape[-1]
 
     def block(index, table):
         images = data.images[lax.dynamic_slice(rows, (index * size,), (size,))]
-        return lax.dynamic_update_slice(
-            table, extract(normalise(images, training.mean, training.std)), (index * size, 0)
-        )
+        features = extract(normalise(images, training.mean, training.std))
+        return lax.dynamic_update_slice(table, features, (index * size, 0))
 
     blocks = longest_of(training, -(-data.num_train // size))
     return lax.fori_loop(0, blocks, block, jnp.zeros((longest + size, width)))

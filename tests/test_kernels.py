@@ -228,7 +228,13 @@ def steps(images, weights, count):
         weights, momenta = carry
         slopes = jax.grad(lambda w: jnp.mean(conv_pool(images, *w) ** 2))(weights)
         return sgd(
-            weights, momenta, slopes, learning_rate=0.05, momentum=0.9, decay=1e-3, clip_norm=1.0
+            weights,
+            momenta,
+            slopes,
+            learning_rate=0.05,
+            momentum=0.9,
+            weight_decay=1e-3,
+            clip_norm=1.0,
         )
 
     return lax.fori_loop(0, count, body, (weights, jax.tree.map(jnp.zeros_like, weights)))
@@ -261,7 +267,7 @@ def test_a_step_by_hand(form):
     weights, momenta = {"w": jnp.array([1.0, 2.0])}, {"w": jnp.array([2.0, 2.0])}
     slopes = {"w": jnp.array([3.0, 4.0])}
     new, speed = sgd(
-        weights, momenta, slopes, learning_rate=0.1, momentum=0.5, decay=0.5, clip_norm=1.0
+        weights, momenta, slopes, learning_rate=0.1, momentum=0.5, weight_decay=0.5, clip_norm=1.0
     )
     np.testing.assert_allclose(speed["w"], [2.1, 2.8], rtol=1e-6)
     np.testing.assert_allclose(new["w"], [1 - 0.21, 2 - 0.28], rtol=1e-6)
@@ -292,7 +298,13 @@ def test_who_is_not_active_does_not_move_by_a_bit(form):
     @partial(jax.vmap, in_axes=(None, None, None, 0))
     def step(weights, momenta, slopes, active):
         return sgd(
-            weights, momenta, slopes, learning_rate=0.1, momentum=0.9, decay=0.1, active=active
+            weights,
+            momenta,
+            slopes,
+            learning_rate=0.1,
+            momentum=0.9,
+            weight_decay=0.1,
+            active=active,
         )
 
     new, speed = step(weights, momenta, slopes, jnp.array([False, True]))

@@ -186,6 +186,32 @@ def test_a_module_that_gives_no_vectors_is_refused(registry):
         describe("image", 4, (8, 8, 3), 12)
 
 
+@pytest.mark.parametrize("width", ["features", "any"])
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (lambda images: (images, images), "gives tuple, expected one array"),
+        (lambda images: None, "gives NoneType, expected one array"),
+        (lambda images: jnp.argmax(images.reshape(1, -1, 12), 1), "gives int32, expected floats"),
+        (lambda images: images.reshape(1, -1)[:, :12], "has no parameters"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_named(registry, returned, said, width):
+    class Known(nn.Module):
+        features: int = 12
+
+        def __call__(self, images):
+            return returned(images)
+
+    class Unknown(nn.Module):
+        def __call__(self, images):
+            return returned(images)
+
+    register_extractor("odd", Known() if width == "features" else Unknown())
+    with pytest.raises(PfedafmError, match=f"architecture 'odd' {said}"):
+        describe("odd", 4, (8, 8, 3), 12)
+
+
 def test_bad_names_are_refused(registry):
     with pytest.raises(PfedafmError, match=r"my net"):
         register_extractor("my net", Flat())

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.files import default_cache_dir
 from pfedafm_jax.kernels import build, xla
+from pfedafm_jax.settings import bad
 
 Tree = Any
 HANDLERS = ("ConvPool", "ConvPoolWeightGradient", "ConvPoolInputGradient", "Sgd")
@@ -52,7 +53,7 @@ def choose(kernels: str = "auto", log: Callable[[str], Any] | None = None) -> Fo
     """
     global _asked
     if kernels not in ("auto", "native", "xla"):
-        raise PfedafmError(f"kernels = {kernels!r} cannot be used; accepted: auto, native, xla")
+        raise bad("kernels", kernels, "auto, native, xla")
     first = kernels not in _found
     form = _form(kernels)
     if kernels == "native" and form.name != "native":
@@ -105,9 +106,8 @@ def _find(kernels: str) -> Form:
         # The name holds the digest: compiled programs that are kept on disk find their own code.
         prefix = f"pfedafm_{digest[:16]}_"
         for name in HANDLERS:
-            jax.ffi.register_ffi_target(
-                prefix + name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu"
-            )
+            capsule = jax.ffi.pycapsule(getattr(library, name))
+            jax.ffi.register_ffi_target(prefix + name, capsule, platform="cpu")
         return Form("native", f"{library.RegisterWidth()} floats a register", prefix)
     except (build.Unavailable, AttributeError) as error:
         return Form("xla", str(error))
@@ -155,8 +155,7 @@ def _like(array: jax.Array) -> jax.ShapeDtypeStruct:
 def _native_conv_pool(
     prefix: str, images: jax.Array, kernel: jax.Array, bias: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The output and who won: 0 to 3, or 4 where ReLU gave zero; both `[batch, rows, columns,
-    outputs]`."""
+    """The output `[batch, rows, columns, outputs]` and who won: 0 to 3, or 4 if ReLU gave zero."""
     batch, height, width, _ = images.shape
     shape = (batch, height // 2 - 2, width // 2 - 2, kernel.shape[-1])
     results = (jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct(shape, jnp.uint8))
@@ -213,7 +212,7 @@ def sgd(
     *,
     learning_rate: jax.typing.ArrayLike,
     momentum: jax.typing.ArrayLike = 0.0,
-    decay: jax.typing.ArrayLike = 0.0,
+    weight_decay: jax.typing.ArrayLike = 0.0,
     clip_norm: jax.typing.ArrayLike = jnp.inf,
     active: jax.typing.ArrayLike = True,
 ) -> tuple[Tree, Tree]:
@@ -228,24 +227,21 @@ def sgd(
         gradients: the same tree.
         learning_rate: the length of the step.
         momentum: the share of the last velocity that is kept.
-        decay: times the weights, added to the gradient after clipping.
+        weight_decay: times the weights, added to the gradient after clipping.
         clip_norm: the largest norm over all gradients together; infinity: no clipping.
         active: False leaves everything as it is, to the bit.
 
     Returns:
         New weights and momenta.
     """
-    numbers = (learning_rate, momentum, decay, clip_norm, active)
+    numbers = (learning_rate, momentum, weight_decay, clip_norm, active)
     table = jnp.stack([jnp.asarray(number, jnp.float32) for number in numbers])
     chosen, leaves = form(), jax.tree.leaves((weights, momenta, gradients))
-    native = chosen.name == "native" and all(
-        leaf.dtype == jnp.float32 and leaf.size for leaf in leaves
-    )
-    if not native or not leaves:
+    fits = leaves and all(leaf.dtype == jnp.float32 and leaf.size for leaf in leaves)
+    if chosen.name != "native" or not fits:
         return xla.sgd(table, weights, momenta, gradients)
     both, structure = jax.tree.flatten((weights, momenta))
     in_place = {1 + place: place for place in range(len(both))}
-    call = _call(
-        chosen.prefix, "Sgd", [_like(leaf) for leaf in both], input_output_aliases=in_place
-    )
+    shapes = [_like(leaf) for leaf in both]
+    call = _call(chosen.prefix, "Sgd", shapes, input_output_aliases=in_place)
     return jax.tree.unflatten(structure, call(table, *leaves))

@@ -61,10 +61,8 @@ def _compiler() -> list[str]:
 
 def _flags_for_this_processor(compiler: list[str]) -> list[str]:
     flags = ["-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"]
-    if "clang" not in _output([*compiler, "--version"]):
-        flags.append(
-            "-fno-predictive-commoning"
-        )  # it spills the registers of the first convolution
+    if "clang" not in _run([*compiler, "--version"]).stdout:
+        flags.append("-fno-predictive-commoning")  # it spills registers of the first convolution
     return flags
 
 
@@ -72,7 +70,7 @@ def _digest(command: list[str]) -> str:
     parts = [
         SOURCE.read_text(),
         *command,
-        _output([command[0], "--version"]),
+        _run([command[0], "--version"]).stdout,
         jax.__version__,
         metadata.version("jaxlib"),
         processor(),
@@ -93,12 +91,11 @@ def processor() -> str:
         return platform.processor()
 
 
-def _output(command: list[str]) -> str:
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT)
     except (OSError, subprocess.SubprocessError) as error:
-        raise Unavailable(f"{command[0]} does not run ({error})") from error
-    return result.stdout + result.stderr
+        raise Unavailable(f"{command[0]} failed ({error})") from error
 
 
 def _is_whole(folder: Path) -> bool:
@@ -115,36 +112,20 @@ def _is_whole(folder: Path) -> bool:
 def _build(command: list[str], folder: Path) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        place = Path(tempfile.mkdtemp(prefix="building-", dir=folder.parent))
+        with tempfile.TemporaryDirectory(prefix="building-", dir=folder.parent) as name:
+            place = Path(name) / folder.name
+            place.mkdir()
+            library = place / "native.so"
+            include = f"-I{jax.ffi.include_dir()}"
+            result = _run([*command, include, str(SOURCE), "-o", str(library)])
+            if result.returncode != 0 or not library.is_file():
+                said = next((line for line in result.stderr.splitlines() if "error" in line), "")
+                raise Unavailable(f"{command[0]} failed ({said.strip() or 'it said nothing'})")
+            (place / "sha256").write_text(hashlib.sha256(library.read_bytes()).hexdigest())
+            _put(place, folder)
     except OSError as error:
-        reason = error.strerror or error
-        raise Unavailable(
-            f"the cache folder {folder.parent} cannot be written ({reason}); set XDG_CACHE_HOME to one that can"
-        ) from error
-    try:
-        library = place / "native.so"
-        include = f"-I{jax.ffi.include_dir()}"
-        try:
-            result = subprocess.run(
-                [*command, include, str(SOURCE), "-o", str(library)],
-                capture_output=True,
-                text=True,
-                timeout=TIME_LIMIT,
-                check=False,
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            raise Unavailable(f"{command[0]} failed ({error})") from error
-        if result.returncode != 0 or not library.is_file():
-            said = next((line for line in result.stderr.splitlines() if "error" in line), "")
-            raise Unavailable(f"{command[0]} failed ({said.strip() or 'it said nothing'})")
-        (place / "sha256").write_text(hashlib.sha256(library.read_bytes()).hexdigest())
-        _put(place, folder)
-    except OSError as error:
-        raise Unavailable(
-            f"{folder.parent} cannot be written ({error.strerror or error})"
-        ) from error
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+        reason = f"the cache folder {folder.parent} cannot be written ({error.strerror or error})"
+        raise Unavailable(f"{reason}; set XDG_CACHE_HOME to one that can") from error
 
 
 def _put(place: Path, folder: Path) -> None:

@@ -25,8 +25,7 @@ def _first_largest(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def window_scores(images: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The four convolution outputs under each pooled pixel: `[b, h, w, c]` → `[b, h/2-2, w/2-2, 4,
-    out]`.
+    """The four outputs under each pooled pixel: `[b, h, w, c]` → `[b, h/2-2, w/2-2, 4, out]`.
 
     They come from one 6x6 window, so one product of `[windows, 36·c]` with `[36·c, 4·out]` gives
     them side by side. That is 1.44 times the multiplications of the plain convolution, but far less
@@ -39,9 +38,8 @@ def window_scores(images: jax.Array, kernel: jax.Array) -> jax.Array:
     # Blocks of 2x2 pixels become channels; a 6x6 window is then 3x3 blocks: put three columns side
     # by side, then three rows. The barriers keep XLA from computing a layer's output anew for each
     # of these slices.
-    blocks = images.reshape(batch, height // 2, 2, width // 2, 2 * channels).transpose(
-        0, 1, 3, 2, 4
-    )
+    blocks = images.reshape(batch, height // 2, 2, width // 2, 2 * channels)
+    blocks = blocks.transpose(0, 1, 3, 2, 4)
     blocks = lax.optimization_barrier(blocks.reshape(batch, height // 2, width // 2, 4 * channels))
     threes = jnp.concatenate([blocks[:, :, j : j + columns] for j in range(3)], axis=-1)
     threes = lax.optimization_barrier(threes)
@@ -59,8 +57,7 @@ def window_scores(images: jax.Array, kernel: jax.Array) -> jax.Array:
 def conv_pool_gradients(
     images: jax.Array, kernel: jax.Array, winners: jax.Array, gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Gradients of images, kernel and bias, from that of the output and who won where (4:
-    nobody)."""
+    """Gradients of images, kernel and bias, from that of the output and who won (4: nobody)."""
     chosen = jnp.stack([winners == place for place in range(4)], axis=-2)
     scores = jnp.where(chosen, gradient[..., None, :], 0.0)
     _, pull = jax.vjp(window_scores, images, kernel)  # linear in both: the scores are not computed
