@@ -1,4 +1,4 @@
-"""`pfedafm plot` from a copy of the repository: `python experiments/plot.py runs/hetero_cifar10`."""
+"""`pfedafm plot` from a copy of the repository: `python experiments/plot.py RUN_DIR`."""
 
 from pfedafm_jax import cli
 from pfedafm_jax.commands.plot import main

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from paper import numbers
 from paper.items import ITEMS, theory_standing
-from paper.outcome import Table, lengths
+from paper.outcome import lengths
 from paper.study import SCALES, Found, Scale, Study, estimator, name_of
 
 from pfedafm_jax import cli, setup_devices
 from pfedafm_jax.config import bad, known
 from pfedafm_jax.methods import chosen_methods
-from pfedafm_jax.progress import console, in_words
+from pfedafm_jax.progress import console, in_words, print_table
 from pfedafm_jax.records import check_writable
 from pfedafm_jax.results import Run
 from pfedafm_jax.run import run_all
@@ -23,15 +23,11 @@ from pfedafm_jax.standing import Standing, Task, look
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     about = "\n".join(f"  {name:<22} {item.about}" for name, item in ITEMS.items())
-    scales = "\n".join(
-        f"  {one.name:<22} {one.about}; {rounds_of(one)} rounds" for one in SCALES.values()
-    )
+    lines = (f"  {one.name:<22} {one.about}; {rounds_of(one)} rounds" for one in SCALES.values())
+    more = f"items:\n{about}\n  {'all':<22} all of them\n\nscales:\n" + "\n".join(lines)
+    raw, name = argparse.RawDescriptionHelpFormatter, "experiments/reproduce.py"
     parser = argparse.ArgumentParser(
-        prog="experiments/reproduce.py",
-        description=__doc__,
-        epilog=f"items:\n{about}\n  {'all':<22} all of them\n\nscales:\n{scales}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        name, description=__doc__, epilog=more, formatter_class=raw, allow_abbrev=False
     )
     add = parser.add_argument
     add("item", nargs="+", metavar="ITEM", help="one or more of the items below")
@@ -72,24 +68,15 @@ def study_of(asked: argparse.Namespace) -> Study:
 
 
 def print_plan(
-    study: Study, items: Sequence[str], seconds: Mapping[str, float], all_of_it: Sequence[Standing]
+    study: Study, items: Sequence[str], seconds: Mapping[str, float], standings: Sequence[Standing]
 ) -> None:
     """What there is to do, before it starts."""
     what = "all" if len(items) == len(ITEMS) else ", ".join(items)
     rounds = study.rounds or rounds_of(study.scale)
     console.print(f"{what}, scale {study.scale.name}, {rounds} rounds: {study.scale.about}")
-    done, left = sum(standing.state == "done" for standing in all_of_it), sum(seconds.values())
+    done, left = sum(standing.state == "done" for standing in standings), sum(seconds.values())
     rest = f"; the rest takes about {in_words(left)} on this machine" if left else ""
-    console.print(f"{len(all_of_it)} runs, {done} of them done{rest}")
-
-
-def print_runs(seconds: Mapping[str, float], standings: Sequence[Standing]) -> None:
-    rows = []
-    for standing in standings:
-        name, rounds = name_of(standing.task), standing.task.config.rounds
-        words = in_words(seconds[name]) if seconds[name] else ""
-        rows.append([name, standing.state, f"{standing.rounds_done}/{rounds}", words])
-    Table("", ("run", "state", "rounds", "time left"), rows).show(console)
+    console.print(f"{len(standings)} runs, {done} of them done{rest}")
 
 
 def looked(tasks: Sequence[Task]) -> dict[Path, Standing]:
@@ -115,7 +102,11 @@ def main(argv: list[str]) -> int:
     seconds = {name_of(standing.task): left(standing) for standing in everything}
     print_plan(study, items, seconds, everything)
     if asked.list:
-        print_runs(seconds, everything)
+        rows = []
+        for one in everything:
+            name, rounds = name_of(one.task), f"{one.rounds_done}/{one.task.config.rounds}"
+            rows.append([name, one.state, rounds, in_words(seconds[name]) if seconds[name] else ""])
+        print_table(["run", "state", "rounds", "time left"], rows)
         return 0
     if asked.only_finished:
         done = {folder: standing.run for folder, standing in needed.items()}
@@ -140,28 +131,22 @@ def draw(study: Study, name: str, done: dict[Path, Run]) -> None:
     """An item's files; one that nothing is finished for is named."""
     item = ITEMS[name]
     needed = item.tasks(study)
-    found: Found = {
-        key: done[task.folder]
-        for key, task in {**item.also(study), **needed}.items()
-        if task.folder in done
-    }
+    wanted = {**item.also(study), **needed}
+    found: Found = {key: done[t.folder] for key, t in wanted.items() if t.folder in done}
     used = [found[key] for key in needed if key in found]
     outcome = item.draw(study, found) if used or not needed else None
     if outcome is None:
         console.print(f"\n{name}: nothing is finished yet")
         return
-    head = f"`python experiments/reproduce.py {name} --scale {study.scale.name}`: "
-    head += f"{study.scale.about}."
+    scale = study.scale
+    head = f"`python experiments/reproduce.py {name} --scale {scale.name}`: {scale.about}."
     if used:
         devices = ", ".join(sorted({run.summary.devices for run in used}))
         sources = "; ".join(sorted({run.summary.data_source for run in used}))
         minutes = in_words(sum(run.summary.seconds for run in used))
-        head += (
-            f"\n{len(used)} of {len(needed)} runs of {lengths(used)} rounds, {minutes} of training "
-        )
-        head += f"on {devices}. "
-        head += f"Data: {sources}."
-    outcome.show(console)
+        head += f"\n{len(used)} of {len(needed)} runs of {lengths(used)} rounds, {minutes} of "
+        head += f"training on {devices}. Data: {sources}."
+    outcome.show()
     for path in outcome.save(study.base, name, head):
         console.print(f"  {path}")
 

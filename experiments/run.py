@@ -1,4 +1,4 @@
-"""`pfedafm run` from a copy of the repository: `python experiments/run.py --config hetero_cifar10`."""
+"""`pfedafm run` from a copy of the repository: `python experiments/run.py --config NAME`."""
 
 from pfedafm_jax import cli
 from pfedafm_jax.commands.run import main

@@ -1,4 +1,4 @@
-"""`pfedafm sweep` from a copy of the repository: `python experiments/sweep.py --grid fd.gamma=1,10`."""
+"""`pfedafm sweep` from a copy of the repository: `python experiments/sweep.py --grid …`."""
 
 from pfedafm_jax import cli
 from pfedafm_jax.commands.sweep import main

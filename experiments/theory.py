@@ -34,8 +34,6 @@ Tree = Any
 CLIENTS = 3  # participants looked at in a round
 WAYS = (("start", "step"), ("start", "local"), ("local", "trained"), ("trained", "aggregated"))
 
-# --------------------------------------------------------------- estimates, for any loss
-
 
 class Pass(NamedTuple):
     """One pass over a client's data at fixed parameters."""
@@ -105,9 +103,6 @@ def bound(
     return above / below if below > 0 else None
 
 
-# --------------------------------------------------------------- one participant in one round
-
-
 @partial(jax.jit, static_argnames=("method", "architecture"))
 def _at(method: PFedAFM, architecture: Architecture, params: Tree, batches: Tree) -> Pass:
     """The mixed model's loss (Eq. 12) over batches: images uint8 `[batches, size, …]`, labels and
@@ -144,20 +139,14 @@ def own_extractor(programs: Programs, client: int, t: int, header: Tree, shared:
 
 
 def visit(
-    programs: Programs,
-    client: int,
-    round_index: int,
-    before: Tree,
-    after: Tree,
-    old: Tree,
-    new: Tree,
+    programs: Programs, client: int, t: int, before: Tree, after: Tree, old: Tree, new: Tree
 ) -> dict[str, Any]:
     """What is measured of one participant: `before` and `after` are its states around the round,
     `old` and `new` the shared extractors."""
     method, architecture = programs.method, programs.architectures[programs.groups[client]]
     assert isinstance(method, PFedAFM)
-    batches = _batches(programs, client, round_index)
-    trained = own_extractor(programs, client, round_index, after["header"], old)
+    batches = _batches(programs, client, t)
+    trained = own_extractor(programs, client, t, after["header"], old)
 
     def model(state: Tree, shared: Tree) -> Tree:
         parts = {part: state[part] for part in ("local_extractor", "header", "mix")}
@@ -195,9 +184,6 @@ def _finite(values: Any) -> bool:
     return values is None or bool(np.isfinite(values))
 
 
-# --------------------------------------------------------------- the study
-
-
 def study(
     config: Config, data_dir: str | None = None, log: Callable[[str], None] = print
 ) -> dict[str, Any]:
@@ -212,13 +198,9 @@ def study(
         old = jax.device_get(experiment.state.server["shared_extractor"])
         before = {c: experiment.state.store.state(c) for c in _drawn(config, number)[:CLIENTS]}
         record = next(running)
-        new, store = (
-            jax.device_get(experiment.state.server["shared_extractor"]),
-            experiment.state.store,
-        )
-        visits = [
-            visit(programs, c, number, one, store.state(c), old, new) for c, one in before.items()
-        ]
+        new, store = jax.device_get(experiment.state.server), experiment.state.store
+        around = old, new["shared_extractor"]
+        visits = [visit(programs, c, number, b, store.state(c), *around) for c, b in before.items()]
         finite = [each for each in visits if _finite(each)]
         rounds.append({"round": number, "accuracy": record.mean_accuracy, "visits": finite})
         if number % max(1, config.rounds // 10) == 0 or number == config.rounds:
@@ -257,6 +239,7 @@ def outcome(rounds: Sequence[dict[str, Any]], config: Config) -> dict[str, Any]:
     each_had = visits_per_client(config, T)
     loss = {place: np.array([v["loss"][place] for v in visits]) for place in visits[0]["loss"]}
     falls = (eta - most["L1"] * eta**2 / 2) * np.array(list(map(_path, visits)))
+    noise_term = most["L1"] * eta**2 * most["sigma2"] / 2
     changes = loss["aggregated"] - loss["trained"]
     return {
         "constants": constants,
@@ -271,9 +254,7 @@ def outcome(rounds: Sequence[dict[str, Any]], config: Config) -> dict[str, Any]:
         "lemmas": {  # means over visits
             "visits": len(visits),
             "loss_fall": float(np.mean(loss["start"] - loss["trained"])),
-            "lemma1_fall": float(
-                np.mean(steps * (falls - most["L1"] * eta**2 * most["sigma2"] / 2))
-            ),
+            "lemma1_fall": float(np.mean(steps * (falls - noise_term))),
             "loss_change": float(np.mean(changes)),
             "eta_variation": float(np.mean(eta * variation)),
             "lemma2_holds": int(np.sum(changes <= eta * variation)),

@@ -1,25 +1,13 @@
 """The paper's case studies and ablations: uneven data, the mix vector, its parts, its training."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from paper import numbers
-from paper.outcome import (
-    BEST,
-    EVERYONE,
-    PAPER,
-    SCORES,
-    Claim,
-    Outcome,
-    Table,
-    everywhere,
-    mean,
-    score,
-    scores,
-)  # fmt: skip
+from paper import numbers, outcome
+from paper.outcome import BEST, EVERYONE, PAPER, SCORES, Claim, Outcome, Table
 from paper.study import Found, Study, at
 from pfedafm_jax import figures, plots
 from pfedafm_jax.methods import find_method
@@ -28,80 +16,75 @@ from pfedafm_jax.tables import percent
 
 # ------------------------------------------------------------------------------- uneven data
 
-Points = Callable[[Study, str], Sequence[float]]
-Changes = Callable[[float], dict[str, Any]]
+
+class Axis(NamedTuple):
+    """One way in which data are uneven."""
+
+    title: str
+    label: str
+    points: Callable[[Study, str], Sequence[float]]  # those of a dataset
+    changes: Callable[[float], dict[str, Any]]  # of the settings, at a point
 
 
-def class_points(study: Study, dataset: str) -> Sequence[float]:
-    return study.scale.seen_classes[dataset]
+CLASSES = Axis(
+    "Classes that a client sees",
+    "classes a client",
+    lambda study, dataset: study.scale.seen_classes[dataset],
+    lambda point: {"variation": f"classes{point:g}", "classes_per_client": int(point)},
+)
+GAMMA = Axis(
+    "Dirichlet shares of all classes",
+    "gamma",
+    lambda study, dataset: study.scale.gammas,
+    lambda point: {"variation": f"gamma{point:g}", "partition": "dirichlet", "gamma": point},
+)
 
 
-def gamma_points(study: Study, dataset: str) -> Sequence[float]:
-    return study.scale.gammas
-
-
-def class_changes(point: float) -> dict[str, Any]:
-    return {"variation": f"classes{point:g}", "classes_per_client": int(point)}
-
-
-def gamma_changes(point: float) -> dict[str, Any]:
-    return {"variation": f"gamma{point:g}", "partition": "dirichlet", "gamma": point}
-
-
-def _unless_usual(study: Study, method: str, dataset: str, seed: int, **changes: Any) -> Task:
-    """The run with these changes; the one of Table 3 where they change nothing."""
-    usual = study.task(method, dataset, seed)
-    changed = study.task(method, dataset, seed, **changes)
-    return usual if usual.config == changed.config else changed
-
-
-def uneven_tasks(study: Study, points: Points, changes: Changes) -> dict[tuple, Task]:
+def uneven_tasks(study: Study, axis: Axis) -> dict[tuple, Task]:
     return {
-        (dataset, point, method, seed): _unless_usual(
-            study, method, dataset, seed, **changes(point)
-        )
+        (dataset, point, method, seed): study.task(method, dataset, seed, **axis.changes(point))
         for dataset in study.datasets
-        for point in points(study, dataset)
+        for point in axis.points(study, dataset)
         for method in study.chosen(study.scale.pair)
         for seed in study.one_seed
     }
 
 
-def uneven(study: Study, found: Found, points: Points, title: str, axis: str) -> Outcome:
+def uneven(study: Study, found: Found, axis: Axis) -> Outcome:
     """Accuracy of methods over an axis of unevenness, a panel a dataset."""
     figure, [row_of_axes] = figures.panels(1, len(study.datasets), 5.0, 3.6)
     rows, higher, falls = [], [], []
     for dataset, axes in zip(study.datasets, row_of_axes, strict=True):
-        label, along = study.label(dataset), list(points(study, dataset))
+        label, along = study.label(dataset), list(axis.points(study, dataset))
         best: dict[str, list[float]] = {}
         for method in study.chosen(study.scale.pair):
             name, colour = find_method(method).title, figures.method_colour(method)
             runs = [at(found, dataset, point, method) for point in along]
-            pairs = zip(along, runs, strict=True)
-            rows += [[label, f"{point:g}", name, *scores(one)] for point, one in pairs if one]
-            best[method] = [mean(one) for one in runs]
-            everyone = [mean(one, EVERYONE) for one in runs]
+            for point, one in zip(along, runs, strict=True):
+                rows += [[label, f"{point:g}", name, *outcome.scores(one)]] if one else []
+            best[method] = [outcome.mean(one) for one in runs]
+            everyone = [outcome.mean(one, EVERYONE) for one in runs]
             axes.plot(along, best[method], "o-", color=colour, label=f"{name}, best of rounds")
             text = f"{name}, all clients at the end"
             axes.plot(along, everyone, "o--", color=colour, ms=3, lw=1, alpha=0.6, label=text)
             known = [value for value in best[method] if np.isfinite(value)]
             falls += [known[-1] < known[0]] if len(known) > 1 else []
             stated = numbers.accuracy("hetero", method, study.scale.columns[-1], dataset)
-            if points is class_points and stated is not None:  # the first point is in Table 3
+            if axis is CLASSES and stated is not None:  # the first point is in Table 3
                 text = "paper, Table 3" if method == "pfedafm" else ""
                 axes.plot(along[0], stated, "D", color=PAPER, markersize=4, label=text)
         pairs = zip(best.get("pfedafm", []), best.get("fedproto", []), strict=False)
         higher += [own > other for own, other in pairs if np.isfinite(own + other)]
-        axes.set(title=label, xlabel=axis, ylabel="test accuracy, %")
+        axes.set(title=label, xlabel=axis.label, ylabel="test accuracy, %")
         axes.set_xticks(along)
         axes.legend(frameon=False, fontsize=7)
     claims = [
-        everywhere("pFedAFM is above FedProto at every point.", higher, "points"),
-        everywhere("Accuracy falls as data become more even.", falls, "curves"),
+        outcome.everywhere("pFedAFM is above FedProto at every point.", higher, "points"),
+        outcome.everywhere("Accuracy falls as data become more even.", falls, "curves"),
     ]
     notes = ["The paper shows its values in a picture only."]
-    tables = [Table("", ("dataset", axis, "method", *SCORES), rows)]
-    return Outcome(title, tables, figure, claims, notes)
+    tables = [Table("", ("dataset", axis.label, "method", *SCORES), rows)]
+    return Outcome(axis.title, tables, figure, claims, notes)
 
 
 # ------------------------------------------------------------------------------- the mix vector
@@ -113,8 +96,7 @@ def mix_rate_tasks(study: Study) -> dict[tuple, Task]:
         for rate in study.scale.mix_learning_rates:
             changes = {"variation": f"mixlr{rate:g}", "pfedafm": {"mix_learning_rate": rate}}
             for seed in seeds:
-                task = _unless_usual(study, "pfedafm", dataset, seed, **changes)
-                tasks[dataset, rate, seed] = task
+                tasks[dataset, rate, seed] = study.task("pfedafm", dataset, seed, **changes)
         tasks[dataset, "fedproto", seeds[0]] = study.task("fedproto", dataset, seeds[0])
     return tasks
 
@@ -126,17 +108,18 @@ def mix_rate(study: Study, found: Found) -> Outcome:
     rows, claims = [], []
     for dataset, axes in zip(study.datasets, row_of_axes, strict=True):
         label, runs = study.label(dataset), [at(found, dataset, rate) for rate in rates]
-        rows += [[label, f"{r:g}", *scores(one)] for r, one in zip(rates, runs, strict=True) if one]
+        for rate, one in zip(rates, runs, strict=True):
+            rows += [[label, f"{rate:g}", *outcome.scores(one)]] if one else []
         for key, colour, text in (
             (BEST, figures.method_colour("pfedafm"), "best of rounds"),
             (EVERYONE, figures.GREY, "all clients"),
         ):
-            middle = np.array([mean(one, key) for one in runs])
-            width = np.array([100 * (score(one, key)[1] or 0.0) for one in runs])
+            middle = np.array([outcome.mean(one, key) for one in runs])
+            width = np.array([100 * (outcome.score(one, key)[1] or 0.0) for one in runs])
             axes.plot(rates, middle, "o-", color=colour, label=f"pFedAFM, {text}")
             band = {"color": colour, "alpha": 0.2, "linewidth": 0}
             axes.fill_between(rates, middle - width, middle + width, **band)
-        other = mean(at(found, dataset, "fedproto"))
+        other = outcome.mean(at(found, dataset, "fedproto"))
         if np.isfinite(other):
             colour = figures.method_colour("fedproto")
             axes.axhline(other, color=colour, linewidth=1.2, label="FedProto here")
@@ -149,7 +132,7 @@ def mix_rate(study: Study, found: Found) -> Outcome:
         axes.minorticks_off()
         axes.set(title=label, xlabel="learning rate of the mix vector", ylabel="test accuracy, %")
         axes.legend(frameon=False, fontsize=7)
-        means = [value for one in runs if np.isfinite(value := mean(one))]
+        means = [value for one in runs if np.isfinite(value := outcome.mean(one))]
         if dataset == "cifar10":
             rises = means[-1] > means[0] if len(means) > 1 else None
             claims.append(Claim(f"{label}: accuracy rises with the rate.", rises))
@@ -239,10 +222,8 @@ def parts(study: Study, found: Found) -> Outcome:
         known = bool(np.isfinite(small + large + mixed))
         text = f"{label}: accuracy rises from the small to the large to the mixed model."
         claims.append(Claim(text, bool(small < large < mixed) if known else None))
-    title, tables = (
-        "Small, large and mixed model",
-        [Table("", ("dataset", "model", *SCORES[:4]), rows)],
-    )
+    title = "Small, large and mixed model"
+    tables = [Table("", ("dataset", "model", *SCORES[:4]), rows)]
     notes = [
         "All three are evaluated in one run, in which the mixed model is what is trained: header "
         "and local extractor have learned beside the shared features."
@@ -255,8 +236,8 @@ KINDS = {"end to end": "end_to_end", "iterative": "iterative"}
 
 def training_tasks(study: Study) -> dict[tuple, Task]:
     return {
-        (dataset, kind, seed): _unless_usual(
-            study, "pfedafm", dataset, seed, variation=training, pfedafm={"training": training}
+        (dataset, kind, seed): study.task(
+            "pfedafm", dataset, seed, variation=training, pfedafm={"training": training}
         )
         for dataset in study.datasets
         for kind, training in KINDS.items()
@@ -271,15 +252,15 @@ def training(study: Study, found: Found) -> Outcome:
     for dataset in study.datasets:
         label = study.label(dataset)
         runs = {kind: one for kind in KINDS if (one := at(found, dataset, kind))}
-        groups[label] = {kind: (mean(one), mean(one, EVERYONE)) for kind, one in runs.items()}
-        rows += [[label, kind, *scores(one)] for kind, one in runs.items()]
+        groups[label] = {}
+        for kind, one in runs.items():
+            groups[label][kind] = outcome.mean(one), outcome.mean(one, EVERYONE)
+            rows.append([label, kind, *outcome.scores(one)])
         better = None
         if len(runs) == len(KINDS):
             better = groups[label]["iterative"][0] > groups[label]["end to end"][0]
         text = f"{label}: iterative training is better than end to end."
         claims.append(Claim(text, better))
-    title, tables = (
-        "End-to-end and iterative training",
-        [Table("", ("dataset", "training", *SCORES), rows)],
-    )
+    title = "End-to-end and iterative training"
+    tables = [Table("", ("dataset", "training", *SCORES), rows)]
     return Outcome(title, tables, _bars(groups, list(KINDS), title), claims)

@@ -106,19 +106,13 @@ def individual(study: Study, found: Found) -> Outcome:
             rounds = lengths([runs["pfedafm"], runs[name]])
             shares = [f"{share:.0f}", stated, f"{equal:.0f}", f"{gain.mean():+.2f}", rounds]
             rows.append([label, runs[name].title, *shares])
-        better = 100 * float(np.mean(gains["fedproto"] > 0)) if "fedproto" in gains else None
-        claims.append(
-            Claim(
-                f"{label}: most clients are better off with pFedAFM than with FedProto "
-                f"({numbers.BETTER_CLIENTS[dataset]:.0f} % there).",
-                None if better is None else better > 50,
-                "" if better is None else f"{better:.0f} %",
-            )
-        )
-    columns = (
-        "dataset", "baseline", "better for, % of clients", "paper", "equal, %",
-        "mean gain, points", "rounds",
-    )  # fmt: skip
+        better = 100 * float(np.mean(gains.get("fedproto", np.full(1, np.nan)) > 0))
+        text = f"{label}: most clients are better off with pFedAFM than with FedProto "
+        text += f"({numbers.BETTER_CLIENTS[dataset]:.0f} % there)."
+        told = Claim(text, better > 50, f"{better:.0f} %")
+        claims.append(told if "fedproto" in gains else Claim(text, None))
+    columns = ("dataset", "baseline", "better for, % of clients", "paper", "equal, %")
+    columns += ("mean gain, points", "rounds")
     notes = [
         "Accuracies of all clients after the last round, as in the paper. A client that was never "
         "drawn has not been trained in either run: short runs have some."
@@ -186,10 +180,9 @@ def cost(study: Study, found: Found) -> Outcome:
     pairs = [(to.get("pfedafm"), to.get("fedproto")) for to in groups.values()]
     both = [(own, other) for own, other in pairs if own and other]
     where = "targets that both reached"
+    fewer = "pFedAFM needs fewer rounds than FedProto."
     claims = [
-        everywhere(
-            "pFedAFM needs fewer rounds than FedProto.", [a[0] < b[0] for a, b in both], where
-        ),
+        everywhere(fewer, [a[0] < b[0] for a, b in both], where),
         everywhere("It moves more floats in all.", [a[1] > b[1] for a, b in both], where),
         everywhere("It computes less in all.", [a[2] < b[2] for a, b in both], where),
     ]

@@ -1,5 +1,4 @@
-"""The paper's tables and figures by name: the runs each needs, and what makes an outcome of
-them."""
+"""The paper's tables and figures by name: the runs of each, and what makes an outcome of them."""
 
 import json
 from collections.abc import Callable
@@ -35,12 +34,9 @@ def _accuracy(family: str, about: str) -> Item:
     return Item(about, tasks, partial(tables.accuracy_table, family=family))
 
 
-def _uneven(
-    about: str, points: case_studies.Points, changes: case_studies.Changes, axis: str
-) -> Item:
-    tasks = partial(case_studies.uneven_tasks, points=points, changes=changes)
-    title = about[0].upper() + about[1:]
-    return Item(about, tasks, partial(case_studies.uneven, points=points, title=title, axis=axis))
+def _uneven(axis: case_studies.Axis) -> Item:
+    tasks = partial(case_studies.uneven_tasks, axis=axis)
+    return Item(axis.title, tasks, partial(case_studies.uneven, axis=axis))
 
 
 def theory_standing(study: Study) -> Standing:
@@ -63,9 +59,8 @@ def _theory(study: Study, found: Found) -> Outcome | None:
         return None
     if result is None:
         result = theory.study(task.config, study.data_dir, console.print)
-        text = json.dumps(result, indent=1, allow_nan=False) + "\n"
         path = (task.folder or Path()) / "theory.json"
-        write_atomically(path, lambda file: file.write(text.encode()))
+        write_atomically(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
     table = Table("", ("", "measured"), fig_theory.rows(result))
     return Outcome("The theory in a run", [table], fig_theory.figure(result))
 
@@ -80,10 +75,10 @@ ITEMS = {
     "table2": _accuracy("homo", "all methods, one architecture"),
     "table3": _accuracy("hetero", "all methods, five architectures"),
     "fig-convergence": Item("accuracy by round", _P.convergence_tasks, _P.convergence),
-    "fig-individual": Item("every client, pFedAFM minus FedProto", _P.pair_tasks, _P.individual, _P.all_tasks),
-    "fig-cost": Item("rounds, communication and computation to 90 % and 50 %", _P.pair_tasks, _P.cost),
-    "fig-pathological": _uneven("classes that a client sees", _C.class_points, _C.class_changes, "classes a client"),
-    "fig-dirichlet": _uneven("Dirichlet shares of all classes", _C.gamma_points, _C.gamma_changes, "gamma"),
+    "fig-individual": Item("each client, pFedAFM minus FedProto", _P.pair_tasks, _P.individual, _P.all_tasks),
+    "fig-cost": Item("rounds, floats and FLOPs to 90 % and 50 %", _P.pair_tasks, _P.cost),
+    "fig-pathological": _uneven(_C.CLASSES),
+    "fig-dirichlet": _uneven(_C.GAMMA),
     "fig-mix-lr": Item("learning rate of the mix vector", _C.mix_rate_tasks, _C.mix_rate),
     "fig-mix-mean": Item("mean of the mix vector by round", _C.own_tasks, _C.mix_mean),
     "fig-ablation-models": Item("small, large and mixed model", _C.own_tasks, _C.parts),

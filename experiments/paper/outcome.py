@@ -7,18 +7,16 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Table as TerminalTable
 
 from pfedafm_jax import figures, plots
 from pfedafm_jax.files import write_atomically
+from pfedafm_jax.progress import console, print_table
 from pfedafm_jax.results import Run
 from pfedafm_jax.tables import markdown, mean_and_deviation, percent
 
 PAPER = figures.BLACK  # the paper's own numbers in pictures
-BEST, LAST_TEN, EVERYONE = (
-    "best_mean_accuracy", "last_ten_mean_accuracy", "final_all_clients_accuracy",
-)  # fmt: skip
+BEST, LAST_TEN = "best_mean_accuracy", "last_ten_mean_accuracy"
+EVERYONE = "final_all_clients_accuracy"
 SCORES = ("best, %", "last ten, %", "all clients, %", "rounds", "seeds")
 
 
@@ -35,8 +33,7 @@ def mean(runs: Sequence[Run], name: str = BEST) -> float:
 
 def diverged(runs: Sequence[Run]) -> str:
     """A mark for the first round in which an update was not finite."""
-    rounds = [run.summary.diverged_at_round for run in runs]
-    known = [number for number in rounds if number is not None]
+    known = [n for run in runs if (n := run.summary.diverged_at_round) is not None]
     return f" (✗ diverged at round {min(known)})" if known else ""
 
 
@@ -64,14 +61,6 @@ class Table:
         title = f"**{self.title}**\n\n" if self.title else ""
         return title + markdown(self.columns, self.rows)
 
-    def show(self, console: Console) -> None:
-        table = TerminalTable(box=None, pad_edge=False, title=self.title or None)
-        for index, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if index else "left")
-        for row in self.rows:
-            table.add_row(*row)
-        console.print(table)
-
 
 @dataclass(frozen=True)
 class Claim:
@@ -92,9 +81,8 @@ def everywhere(text: str, seen: Sequence[bool], where: str) -> Claim:
     >>> everywhere("It is above.", [True, False], "points").line()
     'It is above. Here: no, at 1 of 2 points.'
     """
-    if not seen:
-        return Claim(text, None)
-    return Claim(text, all(seen), f"at {sum(seen)} of {len(seen)} {where}")
+    detail = f"at {sum(seen)} of {len(seen)} {where}"
+    return Claim(text, all(seen), detail) if seen else Claim(text, None)
 
 
 @dataclass(frozen=True)
@@ -108,38 +96,27 @@ class Outcome:
     notes: Sequence[str] = ()
 
     def markdown(self, head: str = "", picture: str = "") -> str:
-        parts = [f"# {self.title}\n"]
-        parts += [head + "\n"] if head else []
-        parts += [f"![{self.title}]({picture})\n"] if picture else []
-        parts += [table.markdown() for table in self.tables]
+        parts = [f"# {self.title}", head, f"![{self.title}]({picture})" if picture else ""]
+        parts += [table.markdown().rstrip("\n") for table in self.tables]
         if self.claims:
             lines = "\n".join(f"- {claim.line()}" for claim in self.claims)
-            parts.append(f"What the paper says:\n\n{lines}\n")
-        return "\n".join([*parts, *(f"{note}\n" for note in self.notes)])
+            parts.append(f"What the paper says:\n\n{lines}")
+        return "\n\n".join(part for part in (*parts, *self.notes) if part) + "\n"
 
     def save(self, folder: Path, item: str, head: str = "") -> list[Path]:
         """Writes `item.md`, `item.png` and `item.json`; returns their paths."""
         folder.mkdir(parents=True, exist_ok=True)
         picture = plots.save(self.figure, folder / f"{item}.png")
-        content = {
-            "item": item,
-            "title": self.title,
-            "about": head,
-            "tables": [asdict(table) for table in self.tables],
-            "claims": [asdict(claim) for claim in self.claims],
-            "notes": list(self.notes),
-        }
-        files = {
-            folder / f"{item}.md": self.markdown(head, picture.name),
-            folder / f"{item}.json": json.dumps(content, indent=2) + "\n",
-        }
-        for path, text in files.items():
-            write_atomically(path, lambda file, text=text: file.write(text.encode()))
-        return [*files, picture]
+        content = {"item": item, "title": self.title, "about": head, "notes": list(self.notes)}
+        content["tables"] = [asdict(table) for table in self.tables]
+        content["claims"] = [asdict(claim) for claim in self.claims]
+        write_atomically(folder / f"{item}.md", self.markdown(head, picture.name))
+        write_atomically(folder / f"{item}.json", json.dumps(content, indent=2) + "\n")
+        return [folder / f"{item}.md", folder / f"{item}.json", picture]
 
-    def show(self, console: Console) -> None:
+    def show(self) -> None:
         console.print(f"\n{self.title}", style="bold")
         for table in self.tables:
-            table.show(console)
+            print_table(table.columns, table.rows, table.title)
         for claim in self.claims:
             console.print(f"- {claim.line()}", style="dim")

@@ -31,9 +31,6 @@ def at(found: Found, *start: Any) -> list[Run]:
     return [run for key, run in found.items() if key[: len(start)] == start]
 
 
-# ------------------------------------------------------------------------------- scales
-
-
 class Miniature(nn.Module):
     """For trying things out: means of 4 x 4 fields, two linear layers; it compiles in no time."""
 
@@ -137,9 +134,6 @@ SCALES = {
 }
 
 
-# ------------------------------------------------------------------------------- the study
-
-
 @dataclass(frozen=True)
 class Study:
     """What was asked for: a scale, and what the command line changes of it."""
@@ -164,9 +158,14 @@ class Study:
         variation: str = "",
         **changes: Any,
     ) -> Task:
-        """A run of a method in a column of N; `variation` names the `changes` of its settings."""
+        """A run of a method in a column of N; `variation` names the `changes` of its settings.
+
+        Where these change nothing it is the run without them.
+        """
         column, name = column or self.scale.columns[-1], f"{family}_{dataset}"
-        config = updated(self.scale.settings(Config.load(name), column), changes)
+        usual = self.scale.settings(Config.load(name), column)
+        config = updated(usual, changes)
+        variation = "" if changes and config == usual else variation
         rounds = self.rounds or self.scale.rounds[dataset]
         config = dataclasses.replace(config, method=method, seed=seed, rounds=rounds)
         place = f"{name}-n{column}{'-' if variation else ''}{variation}"
@@ -192,9 +191,6 @@ def name_of(task: Task) -> str:
     return f"{task.folder.parent.name}/{task.folder.name}" if task.folder else "in memory"
 
 
-# ------------------------------------------------------------------------------- how long
-
-
 def flops_of_a_round(config: Config) -> float:
     """Floating-point operations of all participants of a round, for clients of equal size."""
     classes = {"cifar10": 10, "cifar100": 100}.get(config.dataset, config.synthetic_classes)
@@ -202,10 +198,8 @@ def flops_of_a_round(config: Config) -> float:
     samples = max(1, round(0.8 * images / config.num_clients))
     seen = config.classes_per_client if config.partition == "pathological" else classes
     training = LocalTraining.of(config, *NORMALISATION["cifar10"], [samples])
-    shared = describe(config.shared_extractor, classes, feature_size=config.feature_size)
-    networks = [
-        describe(n, classes, feature_size=config.feature_size) for n in config.architectures
-    ]
+    names = (config.shared_extractor, *config.architectures)
+    shared, *networks = (describe(n, classes, feature_size=config.feature_size) for n in names)
     method = find_method(config.method).of(config, training, shared, networks)
     costs = [method.cost(network, samples, min(seen, classes)).flops for network in networks]
     return sum(costs) / len(costs) * config.num_participants
@@ -216,12 +210,9 @@ def estimator(standings: Iterable[Standing], start_seconds: float) -> Callable[[
 
     Where none is finished, that of two CPU cores.
     """
-    finished = [s.run.summary for s in standings if s.run is not None and s.run.finished]
-    work = sum(
-        (s.flops_per_client_round or 0) * s.rounds
-        * round(s.config["participation"] * s.config["num_clients"])
-        for s in finished
-    )  # fmt: skip
+    runs = [one.run for one in standings if one.run is not None and one.run.finished]
+    work = sum(record.flops for run in runs for record in run.records)
+    finished = [run.summary for run in runs]
     seconds = sum(summary.seconds for summary in finished)
     speed = work / seconds if seconds > 1 else FLOPS_PER_SECOND
     if finished:
@@ -229,10 +220,10 @@ def estimator(standings: Iterable[Standing], start_seconds: float) -> Callable[[
         start_seconds = compiling + start_seconds / 10
 
     def left(standing: Standing) -> float:
-        config = standing.task.config
-        rounds = config.rounds - standing.rounds_done
         if standing.state == "done":
             return 0.0
+        config = standing.task.config
+        rounds = config.rounds - standing.rounds_done
         return start_seconds + flops_of_a_round(config) * rounds / speed
 
     return left

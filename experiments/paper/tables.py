@@ -5,20 +5,8 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
-from paper import numbers
-from paper.outcome import (
-    BEST,
-    EVERYONE,
-    LAST_TEN,
-    PAPER,
-    Outcome,
-    Table,
-    diverged,
-    everywhere,
-    lengths,
-    mean,
-    score,
-)  # fmt: skip
+from paper import numbers, outcome
+from paper.outcome import BEST, EVERYONE, LAST_TEN, PAPER, Outcome, Table
 from paper.study import Found, Study, at
 from pfedafm_jax import figures
 from pfedafm_jax.methods import find_method
@@ -41,10 +29,8 @@ def model_sizes(study: Study, found: Found) -> Outcome:
         sizes = f"{ten.params * 4 / 2**20:.2f}", f"{stated:.2f}"
         counts = (f"{n:,}" for n in (ten.params, hundred.params, ten.extractor_params))
         rows.append([figures.architecture_label(name), *sizes, *counts, f"{ten.macs / 1e6:.2f}"])
-    columns = (
-        "network", "MB", "paper", "weights, 10 classes", "100 classes", "without header",
-        "M mult-adds",
-    )  # fmt: skip
+    columns = ("network", "MB", "paper", "weights, 10 classes", "100 classes", "without header")
+    columns += ("M mult-adds",)
     figure, [[axes]] = figures.panels(1, 1, 6.5, 3.6)
     here, there = ([float(row[column]) for row in rows] for column in (1, 2))
     axes.bar(range(len(rows)), here, color=figures.BLUE, width=0.6, label="here")
@@ -108,32 +94,31 @@ def accuracy_table(study: Study, found: Found, family: str) -> Outcome:
     for label, (cell, members) in zip(labels, cells.items(), strict=True):
         rows = []
         for name, runs in members.items():
-            best, *others = (
-                percent(*score(runs, key))
-                for key in (BEST, LAST_TEN, EVERYONE, "spread_over_clients")
-            )
-            row = [best, stated[cell](name), *others, lengths(runs), str(len(runs))]
-            rows.append([find_method(name).title + diverged(runs), *row])
+            keys = (BEST, LAST_TEN, EVERYONE, "spread_over_clients")
+            best, *others = (percent(*outcome.score(runs, key)) for key in keys)
+            row = [best, stated[cell](name), *others, outcome.lengths(runs), str(len(runs))]
+            rows.append([find_method(name).title + outcome.diverged(runs), *row])
         tables.append(Table(f"{label}: all accuracies, %", columns, rows))
     ahead = [
-        mean(runs["pfedafm"]) > max(map(mean, others))
+        outcome.mean(runs["pfedafm"]) > max(map(outcome.mean, others))
         for runs in cells.values()
         if "pfedafm" in runs and (others := [v for k, v in runs.items() if k != "pfedafm"])
     ]
-    claim = everywhere("pFedAFM has the highest mean accuracy in every column.", ahead, "columns")
+    text = "pFedAFM has the highest mean accuracy in every column."
+    claim = outcome.everywhere(text, ahead, "columns")
     notes = [
         "best: the paper's convention, the highest mean over the participants of a round, on test "
         "data; last ten: the mean of the last ten rounds; all clients: all of them after the last "
         "round; spread: their standard deviation."
     ]
-    if any(" to " in lengths(at(found, *cell)) for cell in cells):
+    if any(" to " in outcome.lengths(at(found, *cell)) for cell in cells):
         notes.append("Runs are of different lengths, see the column of rounds: compare with care.")
     figure = _accuracy_figure(family, cells, labels, methods)
     return Outcome(TITLES[family], tables, figure, [claim], notes)
 
 
 def _cell(runs: Sequence[Run], stated: str) -> str:
-    return f"{percent(score(runs)[0])}{' ✗' if diverged(runs) else ''} ({stated})"
+    return f"{percent(outcome.score(runs)[0])}{' ✗' if outcome.diverged(runs) else ''} ({stated})"
 
 
 def _stated(family: str, cell: Cell, method: str) -> str:
@@ -146,8 +131,12 @@ def _stated(family: str, cell: Cell, method: str) -> str:
 def _margin(
     runs: Mapping[str, Sequence[Run]], baselines: Sequence[str], stated: float | None
 ) -> str:
-    others = [mean(runs[name]) for name in baselines if name != "pfedafm" and name in runs]
-    ours = f"{mean(runs['pfedafm']) - max(others):+.2f}" if others and "pfedafm" in runs else "–"
+    others = [outcome.mean(runs[name]) for name in baselines if name != "pfedafm" and name in runs]
+    ours = (
+        f"{outcome.mean(runs['pfedafm']) - max(others):+.2f}"
+        if others and "pfedafm" in runs
+        else "–"
+    )
     return f"{ours} ({'–' if stated is None else f'{stated:+.2f}'})"
 
 
@@ -172,13 +161,12 @@ def _accuracy_figure(
         for place, name in enumerate(methods):
             runs = members.get(name, [])
             stated = numbers.accuracy(family, name, column, dataset) or float("nan")
-            points = (mean(runs), mean(runs, EVERYONE), stated)
+            points = (outcome.mean(runs), outcome.mean(runs, EVERYONE), stated)
             axes.plot(points, [place] * 3, color=figures.GREY, alpha=0.4, linewidth=1)
             for value, (kind, (marker, colour)) in zip(points, kinds.items(), strict=True):
-                axes.plot(
-                    value, place, marker, color=colour, ms=5.5, label=kind if not place else ""
-                )
-            if diverged(runs):
+                text = "" if place else kind
+                axes.plot(value, place, marker, color=colour, ms=5.5, label=text)
+            if outcome.diverged(runs):
                 axes.annotate("diverged", (points[0], place), xytext=(6, 0), fontsize=7,
                               textcoords="offset points", va="center", color=figures.RED)  # fmt: skip
         axes.set_yticks(range(len(methods)), [find_method(name).title for name in methods])
