@@ -10,30 +10,19 @@ from pfedafm_jax.results import Run, read_run
 PREDICTIONS = {"pfedafm": ["mixed", "small", "large"]}
 
 
-def record(
-    number,
-    accuracy=0.5,
-    *,
-    everyone=None,
-    floats=1,
-    seconds=2.0,
-    participants=(0, 1),
-    not_finite=0,
-    **more,
-):
+def record(number, accuracy=0.5, *, everyone=None, floats=1, participants=(0, 1), **more):
     """A round with this mean accuracy; each of its numbers can be worked out in the head."""
+    given = {name: more.pop(name) for name in ("seconds", "not_finite") if name in more}
+    usual = {"seconds": 2.0, "not_finite": 0, "loss": 1 / number, "flops": 5, **given}
     return Record(
         round=number,
         mean_accuracy=accuracy,
         all_clients_accuracy=everyone,
-        loss=1 / number,
-        seconds=seconds,
         participants=list(participants),
-        not_finite=not_finite,
         floats_up=floats,
         floats_down=2 * floats,
-        flops=5,
         more=more,
+        **usual,
     )
 
 

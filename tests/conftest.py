@@ -1,7 +1,6 @@
 """Every test runs on four fake devices, with silent broadcasting, mixed dtypes and warnings as
 errors."""
 
-import dataclasses
 import gc
 
 import flax.linen as nn
@@ -50,6 +49,16 @@ register_extractor("small_a", Small(conv=4, hidden=16))
 register_extractor("small_b", Small(conv=3, hidden=10))
 
 
+# The files that take longest, so that the two workers that share all files end at the same time.
+LONGEST = ["test_all_methods", "test_notebooks", "test_notebooks_too", "test_resume", "test_quality",
+           "test_reproduce", "test_extending", "test_benchmarks", "test_kernels", "test_reference"]  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def compiled_programs(request):
     """Compiling is most of the time of most tests, so it is done in full only in files and tests
@@ -68,22 +77,18 @@ def compiled_programs(request):
 @pytest.fixture(autouse=True)
 def compiled_in_full(request):
     """A single test of a file, marked `optimised`."""
-    alone = request.node.get_closest_marker(
-        "optimised"
-    ) and not request.node.parent.get_closest_marker("optimised")
-    if alone:
+    before = jax.config.read("jax_disable_most_optimizations")
+    if request.node.get_closest_marker("optimised"):
         jax.config.update("jax_disable_most_optimizations", False)
     yield
-    if alone:
-        jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(scope="session")
 def dataset() -> Dataset:
     """240 images of 8x8 pixels in 4 classes."""
-    return dataset_from_arrays(
-        "small", *make_synthetic(4, 240, seed=3, image_size=8), num_classes=4
-    )
+    arrays = make_synthetic(4, 240, seed=3, image_size=8)
+    return dataset_from_arrays("small", *arrays, num_classes=4)
 
 
 @pytest.fixture(scope="session")
@@ -91,23 +96,19 @@ def partition(dataset) -> Partition:
     """Six clients of different sizes: with batches of 8, some have a partial last batch and one has
     no full one."""
     sizes = [(21, 5), (16, 5), (29, 5), (5, 5), (19, 70), (24, 5)]
-    order, train, test = (
-        np.random.default_rng(0).permutation(len(dataset.images)).astype(np.int32),
-        [],
-        [],
-    )
+    order = np.random.default_rng(0).permutation(len(dataset.images)).astype(np.int32)
+    train, test = [], []
     for num_train, num_test in sizes:
         train.append(np.sort(order[:num_train]))
         test.append(np.sort(order[num_train : num_train + num_test]))
         order = order[num_train + num_test :]
-    return Partition(tuple(train), tuple(test), tuple(np.zeros(0, np.int32) for _ in sizes))
+    return Partition(tuple(train), tuple(test), (order[:0],) * len(sizes))
 
 
 @pytest.fixture(scope="session")
 def config() -> Config:
     """Six clients with two architectures, three a round, two epochs in batches of 8."""
-    return dataclasses.replace(
-        Config(),
+    return Config(
         dataset="synthetic",
         synthetic_classes=4,
         num_clients=6,

@@ -5,29 +5,19 @@ from functools import cache
 import flax.linen as nn
 import jax
 import numpy as np
+import pytest
 
 from pfedafm_jax import engine
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.engine import Programs, build
-from pfedafm_jax.methods import find_method
+from pfedafm_jax.methods import PAPER_METHODS, find_method
 from pfedafm_jax.methods.base import Method
 from pfedafm_jax.models import describe, register_extractor
 from pfedafm_jax.presets import with_preset
 from pfedafm_jax.training import LocalTraining
 
-METHODS = [
-    "pfedafm",
-    "standalone",
-    "lg_fedavg",
-    "fd",
-    "fedproto",
-    "fml",
-    "fedkd",
-    "fedapen",
-    "fedper",
-    "fedrep",
-]
+METHODS = [*PAPER_METHODS, "fedper", "fedrep"]
 # Uneven clients: 2 has a single, partial batch of a single class, and nobody has class 3.
 SIZES, SEEN = (11, 15, 3, 7), ((0, 1), (0, 1, 2), (2,), (1, 2))
 CLASSES, ABSENT, WIDTH = 4, 3, 6
@@ -57,69 +47,85 @@ class Dense(nn.Module):
 
 register_extractor("dense_a", Dense(hidden=8))
 register_extractor("dense_b", Dense(hidden=5))
+# Two architectures, three of four clients a round, batches of 4.
+SMALL = Config(
+    num_clients=4,
+    participation=0.75,
+    architectures=("dense_a", "dense_b"),
+    shared_extractor="dense_b",
+    feature_size=WIDTH,
+    local_epochs=2,
+    batch_size=4,
+    rounds=4,
+    devices=1,
+)
 
 
 def small_config(method: str, preset: str | None = None, **changes) -> Config:
-    """Two architectures, three of four clients a round, batches of 4."""
-    settings = {
-        "method": method,
-        "num_clients": 4,
-        "participation": 0.75,
-        "architectures": ("dense_a", "dense_b"),
-        "shared_extractor": "dense_b",
-        "feature_size": WIDTH,
-        "local_epochs": 2,
-        "batch_size": 4,
-        "rounds": 4,
-        "devices": 1,
-    }
+    """The small setting for a method, with its settings of above or those of a preset."""
     own = {method: OWN[method]} if method in OWN else {}
-    config = with_preset(Config(), preset) if preset else updated(Config(), own)
-    return updated(config, {**settings, **changes}).check()
+    config = with_preset(SMALL, preset) if preset else updated(SMALL, own)
+    return updated(
+        config, {"local_epochs": 2, "batch_size": 4, "method": method, **changes}
+    ).check()
 
 
 @cache
 def small_data():
     """(dataset, partition): 3x3 images, brighter by class."""
-    rng = np.random.default_rng(0)
     labels = np.arange(120) % CLASSES
-    images = (rng.integers(0, 60, (120, 3, 3, 1)) + 60 * labels[:, None, None, None]).astype(
-        np.uint8
-    )
-    dataset = dataset_from_arrays(
-        "small", images, labels, images[:1], labels[:1], num_classes=CLASSES
-    )
+    dark = np.random.default_rng(0).integers(0, 60, (120, 3, 3, 1))
+    images = (dark + 60 * labels[:, None, None, None]).astype(np.uint8)
+    parts = images, labels, images[:1], labels[:1]
+    dataset = dataset_from_arrays("small", *parts, num_classes=CLASSES)
     rows, train, test = np.arange(120, dtype=np.int32), [], []
     for size, seen in zip(SIZES, SEEN, strict=True):
         mine = rows[np.isin(labels[rows], seen)][: size + 5]
         train.append(mine[:size])
         test.append(mine[size:])
         rows = np.setdiff1d(rows, mine)
-    return dataset, Partition(
-        tuple(train), tuple(test), tuple(np.zeros(0, np.int32) for _ in SIZES)
-    )
+    return dataset, Partition(tuple(train), tuple(test), (rows[:0],) * 4)
 
 
 @cache
 def small_programs(method: str, clients_per_step: int = 1) -> Programs:
-    """Programs of a method in the small setting."""
-    return build(small_config(method, clients_per_step=clients_per_step), *small_data())
+    """Programs of a method in the small setting; several clients a step in both architectures, one
+    at a time in one where that shows all there is, which is compiled in half the time."""
+    both = clients_per_step > 1 or method in ("pfedafm", "fedproto")
+    more = {} if both else {"architectures": ("dense_b",)}
+    return build(small_config(method, clients_per_step=clients_per_step, **more), *small_data())
 
 
 def start(programs: Programs):
     """(clients' states, server) before the first round."""
     state = engine.start(programs)
-    return [state.store.state(client) for client in range(4)], jax.device_get(state.server)
+    return states(state), jax.device_get(state.server)
 
 
 def play(programs: Programs, *rounds, loop=engine):
-    """(clients' states, server, numbers of each round, evaluation) after rounds with these
-    participants."""
+    """(clients' states, server, numbers of each round) after rounds with these participants."""
     state, info = loop.start(programs), []
     for number, participants in enumerate(rounds):
         state, result = loop.run_round(programs, state, number, participants)
         info.append(result.info)
-    return [state.store.state(client) for client in range(4)], jax.device_get(state.server), info
+    return states(state), jax.device_get(state.server), info
+
+
+def states(state) -> list:
+    return [state.store.state(client) for client in range(len(state.home))]
+
+
+def command_words(**settings) -> list[str]:
+    """Arguments of a command: six clients with the network `small_a` on generated images, in a
+    moment, and these settings."""
+    usual = {"dataset": "synthetic", "synthetic_samples": 240, "num_clients": 6, "devices": 1}
+    usual |= {"architectures": "small_a", "shared_extractor": "small_a", "feature_size": 12}
+    given = {**usual, "participation": 0.5, "local_epochs": 1, **settings}
+    return [
+        word
+        for name, value in given.items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
 
 
 TRAINING = LocalTraining(64, 64, 10, 0.01, 0.9, 1e-3, 50.0, mean=(0.5,) * 3, std=(0.25,) * 3)
@@ -132,16 +138,23 @@ def real(name: str, classes: int, **changes) -> Method:
     return find_method(name).of(config, TRAINING, describe("cnn5", classes), networks)
 
 
+def slow_but(kept, names):
+    """Parameters of a test, marked `slow` unless they are among those kept: each takes ten seconds
+    and more to compile."""
+    return [name if name in kept else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 def same(one, other) -> bool:
-    return all(
-        np.array_equal(a, b)
-        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    )
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+def all_moved(one, other) -> bool:
+    """Whether every leaf differs."""
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return not any(np.array_equal(a, b) for a, b in pairs)
 
 
 def assert_close(one, other, **tolerance) -> None:
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, **{"rtol": 1e-4, "atol": 1e-5, **tolerance}),
-        one,
-        other,
-    )
+    limits = {"rtol": 1e-4, "atol": 1e-5, **tolerance}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **limits), one, other)

@@ -1,94 +1,74 @@
-"""The command itself, as a user runs it, on generated data and small networks where nothing else is
-asked."""
+"""The command itself, as a user runs it, on generated data with a tiny network; and its words."""
 
 import json
-import os
-import subprocess
-import sys
 from operator import attrgetter
-from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_command
 
 from pfedafm_jax import cli, flags
 from pfedafm_jax.config import Config
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.settings import settings_of
 
-ROOT = Path(__file__).parent.parent
-SMALL = ["--dataset", "synthetic", "--synthetic-samples", "600", "--num-clients", "10", "--participation", "0.4",
-         "--architectures", "cnn5", "--local-epochs", "1", "--eval-every", "2"]  # fmt: skip
-
-
-def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
-    environment.pop("XLA_FLAGS", None)
-    command = [sys.executable, str(ROOT / "experiments" / "run.py"), *arguments]
-    return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600
-    )
+WORDS = ("--config", "hetero_cifar10", "--rounds", "3", "--eval-every", "2")
+FLOATS = 12 * 8 + 8  # of the tiny network: four quarters in three colours, eight features
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run") / "small"
-    result = run("--config", "hetero_cifar10", *SMALL, "--rounds", "3", "--run-dir", str(folder))
-    return result, folder
+    folder = tmp_path_factory.mktemp("run") / "tiny"
+    code, out, err = tiny_command.end(tiny_command.start(folder, *WORDS))
+    assert code == 0, err
+    return folder, out
 
 
-def test_a_run_ends_well_and_leaves_its_files(finished):
-    result, folder = finished
-    assert result.returncode == 0, result.stderr
+def test_a_run_shows_plan_progress_and_result_in_80_columns_and_leaves_its_files(finished):
+    folder, out = finished
+    assert "12, 3 a round" in out and "FLOP" in out and "round 3/3" in out
+    assert "best mean of participants" in out
+    assert max(len(line) for line in out.splitlines()) <= 80 + len(str(folder))
     names = {path.name for path in folder.iterdir()}
     assert {"config.json", "rounds.jsonl", "summary.json", "clients.npz", "partition.npz"} <= names
     assert {"accuracy.png", "clients.png", "mix.png", "split.png"} <= names
 
 
-def test_the_terminal_shows_plan_progress_and_result_in_80_columns(finished):
-    result, _ = finished
-    assert "10, 4 a round" in result.stdout and "FLOP" in result.stdout and "CNN-5" in result.stdout
-    assert "round 3/3" in result.stdout and "best mean of participants" in result.stdout
-    assert max(len(line) for line in result.stdout.splitlines()) <= 80 + len(str(finished[1]))
-
-
 def test_rounds_and_summary_have_what_users_read(finished):
-    _, folder = finished
+    folder, _ = finished
     rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [1, 2, 3]
+    names = {"mean_accuracy", "all_clients_accuracy", "loss", "seconds", "floats_up", "flops"}
     for row in rows:
-        assert {
-            "mean_accuracy",
-            "all_clients_accuracy",
-            "loss",
-            "seconds",
-            "floats_up",
-            "flops",
-        } <= row.keys()
-        assert len(set(row["participants"])) == 4
-    assert rows[0]["all_clients_accuracy"] is None
-    assert rows[1]["all_clients_accuracy"] is not None
-    assert rows[2]["all_clients_accuracy"] is not None
-    assert rows[0]["floats_up"] == 4 * 665_048
+        assert names <= row.keys() and len(set(row["participants"])) == 3
+    assert [row["all_clients_accuracy"] is None for row in rows] == [True, False, False]
+    assert rows[0]["floats_up"] == 3 * FLOATS
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["best_mean_accuracy"] == max(row["mean_accuracy"] for row in rows)
     assert summary["final_all_clients_accuracy"] == rows[2]["all_clients_accuracy"]
-    assert summary["method"] == "pfedafm" and summary["dataset"] == "synthetic"
-    assert summary["rounds"] == 3
-    assert summary["config"]["num_clients"] == 10 and summary["data_source"].startswith("synthetic")
-    assert summary["floats_up_per_client"] == 665_048 and summary["diverged_at_round"] is None
+    found = [summary[name] for name in ("method", "dataset", "rounds", "floats_up_per_client")]
+    assert found == ["pfedafm", "synthetic", 3, FLOATS]
+    assert summary["config"]["num_clients"] == 12 and summary["data_source"].startswith("synthetic")
+    assert summary["diverged_at_round"] is None
     with np.load(folder / "clients.npz") as table:
-        assert table["visits/mix_mean"].shape == (3, 10)
-        assert np.isfinite(table["visits/mix_mean"]).sum() == 12
-        assert table["all_clients/accuracy"].shape == (2, 10)
+        assert table["visits/mix_mean"].shape == (3, 12)
+        assert np.isfinite(table["visits/mix_mean"]).sum() == 9
+        assert table["all_clients/accuracy"].shape == (2, 12)
 
 
-def test_starting_a_finished_run_again_says_so_and_changes_nothing(finished):
-    _, folder = finished
+def test_starting_a_finished_run_again_says_so_and_changes_nothing(finished, capsys):
+    folder, _ = finished
     before = (folder / "rounds.jsonl").read_text()
-    again = run("--config", "hetero_cifar10", *SMALL, "--rounds", "3", "--run-dir", str(folder))
-    assert again.returncode == 0 and "finished already" in again.stdout
+    assert tiny_command.run_here(folder, *WORDS) == 0
+    assert "finished already" in capsys.readouterr().out
     assert (folder / "rounds.jsonl").read_text() == before
+
+
+def test_a_refused_command_ends_with_code_2_and_no_traceback(tmp_path):
+    asked = ("--dataset", "cifar10", "--data-dir", "/nowhere/at/all")
+    code, _, err = tiny_command.end(tiny_command.start(tmp_path / "run", *asked))
+    assert code == 2 and "/nowhere/at/all" in err and "Traceback" not in err
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def shown(word: str, capsys) -> list[str]:
@@ -114,11 +94,8 @@ def test_help_fits_two_screens_and_help_all_has_every_setting(capsys):
     shown_flags = {word.rstrip(",") for line in full for word in line.split()}
     for name in settings_of(Config):
         assert "--" + name.replace("_", "-") in shown_flags
-    assert {
-        "--pfedafm.mix-learning-rate",
-        "--pfedafm.mix-project",
-        "--fml.learning-rate",
-    } <= shown_flags
+    own = {"--pfedafm.mix-learning-rate", "--pfedafm.mix-project", "--fml.learning-rate"}
+    assert own <= shown_flags
 
 
 @pytest.mark.parametrize(
@@ -180,17 +157,3 @@ def test_bad_input_is_refused_with_one_message_and_nothing_written(
         cli.parse(arguments, "run", "")
     assert said in str(caught.value) and caught.value.exit_code == 2
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--batch-size", "0"], "batch_size = 0"),
-        (["--data-dir", "/nowhere/at/all"], "/nowhere/at/all"),
-    ],
-)
-def test_a_refused_command_ends_with_code_2_and_no_traceback(arguments, said, tmp_path):
-    result = run(*arguments, cwd=tmp_path)
-    assert result.returncode == 2, result.stdout + result.stderr
-    assert said in result.stderr and "Traceback" not in result.stderr
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -3,18 +3,16 @@
 import json
 
 import pytest
+from small import command_words
 
 from pfedafm_jax.commands import compare as command
 from pfedafm_jax.errors import PfedafmError
 
-SMALL = ["--dataset", "synthetic", "--synthetic-samples", "240", "--num-clients", "6", "--participation", "0.5",
-         "--architectures", "small_a", "--shared-extractor", "small_a", "--feature-size", "12", "--local-epochs", "1",
-         "--devices", "1", "--rounds", "2", "--lg_fedavg.learning-rate", "0.007"]  # fmt: skip
-
 
 def test_the_command_compares_methods_and_leaves_finished_runs_alone(tmp_path, capsys):
     def compared(methods: str) -> str:
-        assert command.main([*SMALL, "--methods", methods, "--run-dir", str(tmp_path)]) == 0
+        words = command_words(rounds=2, methods=methods, run_dir=tmp_path)
+        assert command.main([*words, "--lg_fedavg.learning-rate", "0.007"]) == 0
         return capsys.readouterr().out
 
     assert "round 2/2" in compared("standalone")
@@ -28,10 +26,7 @@ def test_the_command_compares_methods_and_leaves_finished_runs_alone(tmp_path, c
     assert "LG-FedAvg" in (tmp_path / "compare.md").read_text()
     config = json.loads((tmp_path / "lg_fedavg-seed0" / "config.json").read_text())["config"]
     assert (config["learning_rate"], config["lg_fedavg"]["learning_rate"]) == (0.02, 0.007)
-    splits = [
-        (tmp_path / f"{name}-seed0" / "partition.npz").read_bytes()
-        for name in ("standalone", "lg_fedavg")
-    ]
-    assert splits[0] == splits[1]
+    splits = [path.read_bytes() for path in tmp_path.glob("*/partition.npz")]
+    assert len(splits) == 2 and splits[0] == splits[1]
     with pytest.raises(PfedafmError, match="fedavgg"):
         compared("standalone,fedavgg")

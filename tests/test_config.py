@@ -12,6 +12,7 @@ import pytest
 from pfedafm_jax.config import GROUPS, METHOD_SETTINGS, Config, config_names, updated
 from pfedafm_jax.data import load_dataset
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.methods import method_names
 from pfedafm_jax.methods.fml import FML
 from pfedafm_jax.methods.pfedafm import PFedAFM
 from pfedafm_jax.presets import paper_scale, presets, with_preset
@@ -34,21 +35,12 @@ def wrong_values(setting: Setting) -> list:
     """Just outside of every limit, and of other types."""
     step = 1 if setting.kind is int else 1e-6
     wrong: list = [b"x", [1], {"a": 1}] + ([] if setting.optional else [None])
-    wrong += {
-        bool: [1, "yes"],
-        str: [3],
-        int: [2.5, True, "1"],
-        float: [True, "1", math.nan, math.inf],
-        tuple: ["cnn1"],
-    }[setting.kind]
+    types = {bool: [1, "yes"], str: [3], int: [2.5, True, "1"], tuple: ["cnn1"]}
+    wrong += {**types, float: [True, "1", math.nan, math.inf]}[setting.kind]
     for word, _, end in setting.limits:
         most = end * (1 + 1e-6) + step if setting.kind is float else end + step
-        wrong += {
-            " from ": [end - step],
-            " to ": [most, 10**400],
-            " above ": [end],
-            ", below ": [end],
-        }[word]
+        beyond = {" from ": [end - step], " to ": [most, 10**400]}
+        wrong += beyond.get(word, [end])  # above, below
     return wrong + (["nonsense"] if setting.choices else [])
 
 
@@ -58,10 +50,8 @@ def test_every_setting_refuses_what_is_out_of_its_range_and_names_itself(name, s
         with pytest.raises(PfedafmError) as caught:
             with_setting(name, value).check()
         given = tuple(value) if isinstance(value, list) else value
-        assert str(caught.value).startswith(f"{name} = {given!r} cannot be used; accepted: "), (
-            value,
-            caught.value,
-        )
+        said = str(caught.value)
+        assert said.startswith(f"{name} = {given!r} cannot be used; accepted: "), (value, said)
     assert with_setting(name, setting.default).check()
     assert setting.help, "the text below the field is its help"
     # A number without both ends can hold what no 32-bit float can.
@@ -95,34 +85,22 @@ def test_an_error_says_what_is_accepted(name, value, accepted):
     assert accepted in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("participation", 1),
-        ("gamma", 1),
-        ("pfedafm.mix_fixed", 1),
-        ("pfedafm.mix_fixed", None),
-        ("learning_rate", 0.0),
-    ],
-)
-def test_good_settings_pass(name, value):
-    config = with_setting(name, value)
-    assert config.check() is config
+def test_whole_numbers_none_and_the_ends_of_ranges_pass():
+    good = {"participation": 1, "gamma": 1, "learning_rate": 0.0}
+    for name, value in (*good.items(), ("pfedafm.mix_fixed", 1), ("pfedafm.mix_fixed", None)):
+        config = with_setting(name, value)
+        assert config.check() is config
 
 
 def test_unknown_datasets_are_refused_with_the_nearest_name():
-    with pytest.raises(
-        PfedafmError, match=r"dataset = 'cifar_100' .*did you mean cifar100.*npz:PATH"
-    ):
+    with pytest.raises(PfedafmError, match=r"'cifar_100' .*did you mean cifar100.*npz:PATH"):
         load_dataset("cifar_100")
     with pytest.raises(PfedafmError, match=r"dataset = 'npz:' .*npz:PATH"):
         load_dataset("npz:")
 
 
 def test_unknown_settings_are_refused_with_the_nearest_name():
-    with pytest.raises(
-        PfedafmError, match=r"unknown setting pfedafm.mix_fix; .*did you mean mix_fixed"
-    ):
+    with pytest.raises(PfedafmError, match=r"pfedafm.mix_fix; .*did you mean mix_fixed"):
         updated(Config(), {"pfedafm": {"mix_fix": 1}})
     with pytest.raises(PfedafmError, match=r"unknown setting round; .*did you mean rounds"):
         updated(Config(), {"round": 3})
@@ -158,10 +136,7 @@ def test_a_methods_settings_are_read_by_name_and_by_class():
     assert config.pfedafm == PFedAFM.Settings()
     assert Config(settings=(FML.Settings(),)) == Config() and hash(Config()) == hash(Config())
     for wrong in (3, ("fml",), {"fml": 1}):
-        with pytest.raises(
-            PfedafmError,
-            match=r"settings = .* cannot be used; accepted: a tuple of methods' settings",
-        ):
+        with pytest.raises(PfedafmError, match=r"settings = .* a tuple of methods' settings"):
             Config(settings=wrong)  # type: ignore[arg-type]
 
 
@@ -171,11 +146,8 @@ def test_a_method_may_have_a_learning_rate_of_its_own():
     assert rates == [0.005, 0.02]
     # One that is set later is that of every method, but for those that are set with it.
     config = dataclasses.replace(config, method="fml")
-    for later in (
-        updated(config, {"learning_rate": 0.1}),
-        with_preset(config, "authors_code"),
-        paper_scale(config),
-    ):
+    faster = updated(config, {"learning_rate": 0.1})
+    for later in (faster, with_preset(config, "authors_code"), paper_scale(config)):
         assert later.rate == later.learning_rate
     assert updated(config, {"rounds": 3}).rate == 0.005
     assert updated(config, {"learning_rate": 0.1, "fml": {"learning_rate": 0.3}}).rate == 0.3
@@ -209,13 +181,9 @@ def test_a_class_says_what_its_settings_are():
     assert found["kind"].accepted == "hard, soft"
     assert changed(Own(), {"strength": 2, "kind": "soft"}) == Own(2, kind="soft")
     assert [found["steps"].read(word) for word in ("3", "none")] == [3, None]
-    with pytest.raises(
-        PfedafmError, match=r"steps = '1.5' cannot be used; accepted: a whole number or none"
-    ):
+    with pytest.raises(PfedafmError, match=r"steps = '1.5' .*accepted: a whole number or none"):
         found["steps"].read("1.5")
-    with pytest.raises(
-        PfedafmError, match=r"own.strength = -1 cannot be used; accepted: a number from 0"
-    ):
+    with pytest.raises(PfedafmError, match=r"own.strength = -1 .*accepted: a number from 0"):
         check_settings(Own(-1), "own.")
     with pytest.raises(PfedafmError, match=r"own = .* accepted: steps but 0"):
         changed(Own(), {"steps": 0}, "own.")
@@ -227,11 +195,8 @@ def test_a_class_says_what_its_settings_are():
 def test_a_bare_config_is_hetero_cifar10_with_one_learning_rate_for_all_methods():
     named = Config.load("hetero_cifar10")
     assert dataclasses.replace(named, settings=()) == Config()
-    assert {one.method: one.learning_rate for one in named.settings} == {
-        "fml": 0.005,
-        "fedkd": 0.01,
-        "fedapen": 0.005,
-    }
+    rates = {one.method: one.learning_rate for one in named.settings}
+    assert rates == {"fml": 0.005, "fedkd": 0.01, "fedapen": 0.005}
     assert updated(named, {"learning_rate": 0.02}) == Config()
 
 
@@ -240,12 +205,10 @@ def test_every_named_configuration_and_preset_is_good():
     for name in config_names():
         config = Config.load(name).check()
         assert config.dataset in name and len(config.architectures) == (1 if "homo_" in name else 5)
-    with pytest.raises(
-        PfedafmError, match=r"config = 'hetero_cifar' .*did you mean hetero_cifar10.*or a TOML file"
-    ):
+    with pytest.raises(PfedafmError, match=r"did you mean hetero_cifar10.*or a TOML file"):
         Config.load("hetero_cifar")
     for preset in presets():
-        with_preset(Config(), preset).check()
+        assert with_preset(Config(), preset).check().method in method_names()
     with pytest.raises(PfedafmError, match=r"preset = 'author' .*authors_code"):
         with_preset(Config(), "author")
 
@@ -254,12 +217,8 @@ def test_files(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('dataset = "cifar100"\nclasses_per_client = 10\n[pfedafm]\nmix_fixed = 0.5\n')
     config = Config.load(path).check()
-    assert (config.dataset, config.classes_per_client, config.pfedafm.mix_fixed) == (
-        "cifar100",
-        10,
-        0.5,
-    )
-    assert config.rounds == Config().rounds
+    assert (config.dataset, config.classes_per_client) == ("cifar100", 10)
+    assert (config.pfedafm.mix_fixed, config.rounds) == (0.5, Config().rounds)
     path.write_text(config.toml("what it is\n\nfor"))
     assert Config.load(path) == config and path.read_text().startswith("# what it is\n#\n# for\n")
     assert updated(Config(), tomllib.loads("participation = 1")).check().num_participants == 100
@@ -279,22 +238,16 @@ def test_a_broken_or_missing_file_is_named(tmp_path, content):
 def test_the_released_code_as_a_preset():
     config = with_preset(Config(), "authors_code").check()
     own = config.pfedafm
-    assert (config.protocol, config.aggregation, config.normalisation) == (
-        "authors",
-        "last",
-        "imagenet",
-    )
+    found = config.protocol, config.aggregation, config.normalisation
+    assert found == ("authors", "last", "imagenet")
     assert (config.batch_size, config.local_epochs, config.rounds) == (512, 10, 500)
     assert config.flip and config.erase and config.crop
     assert own.mix_relay and own.leak_momentum and own.send_header
     assert (own.mix_learning_rate, own.mix_weight_decay) == (0.01, 1e-3)
     assert config.shared_extractor == "cnn5"
     one = with_preset(Config(architectures=("cnn1",), dataset="cifar100"), "authors_code")
-    assert (one.shared_extractor, one.pfedafm.mix_learning_rate, one.normalisation) == (
-        "cnn1",
-        0.1,
-        "dataset",
-    )
+    found = one.shared_extractor, one.pfedafm.mix_learning_rate, one.normalisation
+    assert found == ("cnn1", 0.1, "dataset")
 
 
 @pytest.mark.parametrize(("clients", "participants"), [(10, 10), (50, 10), (100, 10)])

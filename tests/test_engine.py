@@ -1,5 +1,8 @@
-"""Rounds of many clients: who changes and who does not, in which order, on how many devices, at
-what size of step."""
+"""Rounds of many clients: who changes and who does not, on how many devices, at what size of step.
+
+What holds for every method (who takes no part is untouched, the order of the others does not
+matter, a run repeats to the bit) is in `methods/test_all_methods.py`.
+"""
 
 import dataclasses
 
@@ -7,6 +10,7 @@ import chex
 import jax
 import numpy as np
 import pytest
+from small import all_moved, same, states
 
 from pfedafm_jax.engine import Devices, build, evaluate, run_round, start
 from pfedafm_jax.engine.programs import TRACED
@@ -36,31 +40,19 @@ def shared(state):
     return jax.device_get(state.server["shared_extractor"])
 
 
-def states(state):
-    return [state.store.state(client) for client in range(len(state.home))]
-
-
-def moved(one, other) -> bool:
-    return any(
-        not np.array_equal(a, b)
-        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    )
-
-
 # -------------------------------------------------------------------------------------- who changes
 
 
-def test_clients_that_were_not_drawn_are_untouched(programs, state):
-    before, server = states(state), shared(state)
-    state, [result] = after(programs, [4, 1], state=state)
-    assert result.participants.tolist() == [4, 1]
-    for client, (old, new) in enumerate(zip(before, states(state), strict=True)):
-        if client in (1, 4):
-            assert all(moved(old[part], new[part]) for part in ("local_extractor", "header", "mix"))
-        else:
-            chex.assert_trees_all_equal(old, new)
-    assert moved(server, shared(state))
-    assert state.store.visited.tolist() == [False, True, False, False, True, False]
+def test_every_part_of_a_participant_is_trained_and_nobody_depends_on_who_else_is_there(programs):
+    before = states(start(programs))
+    alone = [after(programs, [client])[0].store.state(client) for client in range(6)]
+    assert all(all_moved(old, new) for old, new in zip(before, alone, strict=True))
+    state, [result] = after(programs, range(6))  # more than slots: more calls
+    assert result.participants.tolist() == list(range(6))
+    chex.assert_trees_all_equal(states(state), alone)
+    state, [result] = after(programs, [4, 2])  # both of the first architecture
+    assert result.participants.tolist() == [4, 2] and np.all(result.info["finite"])
+    assert state.store.visited.tolist() == [False, False, True, False, True, False]
 
 
 def test_participants_are_evaluated_with_what_they_received(programs, state):
@@ -71,7 +63,7 @@ def test_participants_are_evaluated_with_what_they_received(programs, state):
         np.testing.assert_array_equal(result.info[name], values)
 
 
-def test_evaluation_of_some_equals_theirs_among_all(programs):
+def test_evaluation_of_some_equals_theirs_among_all_and_changes_nobody(programs):
     state, _ = after(programs, None)
     before = states(state)
     everyone, some = evaluate(programs, state), evaluate(programs, state, [5, 0, 4])
@@ -82,60 +74,23 @@ def test_evaluation_of_some_equals_theirs_among_all(programs):
     chex.assert_trees_all_equal(before, states(state))
 
 
-def test_mix_stays_between_zero_and_one(programs):
-    state, results = after(programs, None, None, None)
-    for result in results:
-        assert np.all((result.info["mix_mean"] >= 0) & (result.info["mix_mean"] <= 1))
-    mixes = np.stack([one["mix"] for one in states(state)])
-    assert mixes.min() >= 0 and mixes.max() == 1 and mixes.min() < 1
-
-
-def test_a_group_without_participants(programs):
-    state, [result] = after(programs, [0, 2])  # both of the first architecture
-    assert np.all(result.info["finite"]) and len(result.info["loss"]) == 2
-    assert not state.store.visited[[1, 3, 5]].any()
-
-
-def test_more_participants_than_slots_take_more_calls(programs):
-    alone = [after(programs, [client])[0].store.state(client) for client in range(6)]
-    state, [result] = after(programs, range(6))
-    assert result.participants.tolist() == list(range(6))
-    chex.assert_trees_all_equal(states(state), alone)  # nobody depends on who else is there
-
-
-# -------------------------------------------------------------------------------------- the average
-
-
-def test_the_order_of_participants_does_not_matter(programs):
-    one, _ = after(programs, [0, 1, 4])
-    other, _ = after(programs, [4, 0, 1])
-    chex.assert_trees_all_close(shared(one), shared(other), rtol=1e-5, atol=1e-6)
-    chex.assert_trees_all_equal(states(one), states(other))
-
-
-def test_the_average_is_by_samples_and_not_the_last_client(programs, config, dataset, partition):
+def test_the_average_is_by_samples_or_uniform_and_not_the_last_client(programs, config):
     own = [shared(after(programs, [client])[0]) for client in (0, 1, 4)]
-    expected = jax.tree.map(lambda a, b, c: (21 * a + 16 * b + 19 * c) / np.float32(56), *own)
-    together = shared(after(programs, [0, 1, 4])[0])
-    chex.assert_trees_all_close(together, expected, rtol=1e-4, atol=1e-6)
-    assert moved(together, own[2])
-
-    uniform = dataclasses.replace(
-        programs, config=dataclasses.replace(config, aggregation="uniform")
-    )
-    expected = jax.tree.map(lambda a, b, c: (a + b + c) / np.float32(3), *own)
-    chex.assert_trees_all_close(
-        shared(after(uniform, [0, 1, 4])[0]), expected, rtol=1e-4, atol=1e-6
-    )
+    uniform = dataclasses.replace(config, aggregation="uniform")
+    for settings, sizes in ((config, (21, 16, 19)), (uniform, (1, 1, 1))):
+        shares = np.float32(sizes) / np.float32(sum(sizes))
+        expected = jax.tree.map(lambda *leaves, s=shares: np.tensordot(s, leaves, 1), *own)
+        found = shared(after(dataclasses.replace(programs, config=settings), [0, 1, 4])[0])
+        chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-6)
+        assert not same(found, own[2])
 
 
 def poison(state, client):
     """NaN in a client's header."""
     poisoned = jax.tree.map(np.array, state.store.state(client))
     poisoned["header"]["kernel"][:] = np.nan
-    state.store.write(
-        int(state.store.groups[client]), [client], jax.tree.map(lambda leaf: leaf[None], poisoned)
-    )
+    row = jax.tree.map(lambda leaf: leaf[None], poisoned)
+    state.store.write(int(state.store.groups[client]), [client], row)
     return poisoned
 
 
@@ -161,26 +116,15 @@ def test_the_broadcast_stays_where_nobody_is_finite(programs, state):
 # ----------------------------------------------------------------------------------- the same again
 
 
-def test_the_same_seed_gives_the_same_bits(programs):
-    results = []
-    for _ in range(2):
-        state, rounds = after(programs, None, None)
-        results.append((shared(state), states(state), [round_.info for round_ in rounds]))
-    chex.assert_trees_all_equal(*results)
-
-
-def test_another_seed_gives_other_bits(programs, config, dataset, partition):
+def test_seeds_and_rounds_differ_in_their_starts_and_batches(programs, config, dataset, partition):
     other = build(dataclasses.replace(config, seed=6), dataset, partition)
-    assert moved(shared(start(programs)), shared(start(other)))
-    assert moved(start(programs).store.state(0), start(other).store.state(0))
+    assert not same(shared(start(programs)), shared(start(other)))
+    assert not same(start(programs).store.state(0), start(other).store.state(0))
     ours, theirs = after(programs, [0])[0], after(other, [0], state=start(programs))[0]
-    assert moved(ours.store.state(0), theirs.store.state(0))  # the same start, but other batches
-
-
-def test_rounds_differ_in_their_batches(programs):
+    assert not same(ours.store.state(0), theirs.store.state(0))  # the same start, other batches
     one, _ = run_round(programs, start(programs), 0, [0])
-    other, _ = run_round(programs, start(programs), 1, [0])
-    assert moved(one.store.state(0), other.store.state(0))
+    later, _ = run_round(programs, start(programs), 1, [0])
+    assert not same(one.store.state(0), later.store.state(0))
 
 
 def test_nothing_is_traced_after_the_first_round(programs):
@@ -208,15 +152,14 @@ def test_clients_wait_on_disk_as_in_memory(programs, config, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("devices", "size"), [(4, 2), (1, 3), pytest.param(2, 1, marks=pytest.mark.slow)]
-)
+    ("devices", "size"), [(4, 2), *(pytest.param(*p, marks=pytest.mark.slow) for p in ((1, 3), (2, 1)))]
+)  # fmt: skip
 def test_devices_and_clients_per_step_change_nothing(
     programs, config, dataset, partition, devices, size
 ):
     draws = [[4, 0, 3, 1], [2, 5, 0, 4]]
-    other = build(
-        dataclasses.replace(config, devices=devices, clients_per_step=size), dataset, partition
-    )
+    spread = dataclasses.replace(config, devices=devices, clients_per_step=size)
+    other = build(spread, dataset, partition)
     assert len(other.devices) == devices and other.clients_per_step == size
     (one, ours), (two, theirs) = after(programs, *draws), after(other, *draws)
     for here, there in zip(ours, theirs, strict=True):
@@ -231,6 +174,7 @@ def test_too_many_devices_are_refused():
         Devices(99)
 
 
+@pytest.mark.slow
 def test_one_client_of_two_architectures(config, dataset, partition):
     alone = dataclasses.replace(config, num_clients=1, participation=1.0)
     parts = dataclasses.replace(partition, train=partition.train[:1], test=partition.test[:1])

@@ -4,54 +4,24 @@ The command is `experiments/run.py` with a tiny network. The long ones: `python 
 faults`.
 """
 
-import contextlib
-import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_command import end, rows
+from tiny_command import start as command
 
 from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.checkpoint_files import read_clients, read_manifest, read_tree
 
-ROOT = Path(__file__).parent.parent
 KILLS = 50
-
-
-def command(folder: Path, *arguments: str, before: Sequence[str] = ()) -> subprocess.Popen:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
-    environment.pop("XLA_FLAGS", None)
-    words = [
-        *before,
-        sys.executable,
-        str(ROOT / "tests" / "tiny_command.py"),
-        "--run-dir",
-        str(folder),
-        *arguments,
-    ]
-    return subprocess.Popen(
-        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def end(process: subprocess.Popen, timeout: float = 300) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=timeout)
-    return process.returncode, out, err
-
-
-def rows(folder: Path) -> list[dict]:
-    """Whole lines of `rounds.jsonl`, without times."""
-    with contextlib.suppress(FileNotFoundError):
-        lines = (folder / "rounds.jsonl").read_text().split("\n")[:-1]
-        return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
-    return []
+LONG = ("--rounds", "100000", "--checkpoint-every", "1000")
 
 
 def wait_until(ready, process: subprocess.Popen, timeout: float = 120) -> None:
@@ -86,7 +56,7 @@ def assert_same_run(folder: Path, other: Path) -> None:
 
 
 def test_sigterm_saves_and_the_same_command_resumes(tmp_path):
-    process = command(tmp_path / "run", "--rounds", "100000", "--checkpoint-every", "1000")
+    process = command(tmp_path / "run", *LONG)
     wait_until(lambda: len(rows(tmp_path / "run")) >= 3, process)
     process.send_signal(signal.SIGTERM)
     code, out, err = end(process)
@@ -99,25 +69,20 @@ def test_sigterm_saves_and_the_same_command_resumes(tmp_path):
 
 @pytest.mark.faults
 def test_one_ctrl_c_saves(tmp_path):
-    process = command(tmp_path / "run", "--rounds", "100000", "--checkpoint-every", "1000")
+    process = command(tmp_path / "run", *LONG)
     wait_until(lambda: len(rows(tmp_path / "run")) >= 3, process)
     process.send_signal(signal.SIGINT)
     code, _, err = end(process)
-    assert (
-        code == 130
-        and "finishing this round" in err
-        and "saved in" in err
-        and "Traceback" not in err
-    ), err
+    assert code == 130 and "finishing this round" in err and "saved in" in err, err
+    assert "Traceback" not in err, err
     manifest = read_manifest(max((tmp_path / "run" / "checkpoints").glob("round-*.json")))
     assert manifest["round"] == len(rows(tmp_path / "run"))
 
 
 @pytest.mark.faults
 def test_a_second_ctrl_c_leaves_at_once(tmp_path):
-    process = command(
-        tmp_path / "run", "--rounds", "5", "--local-epochs", "1000000"
-    )  # a round without end
+    # A round without end.
+    process = command(tmp_path / "run", "--rounds", "5", "--local-epochs", "1000000")
     wait_until((tmp_path / "run" / "rounds.jsonl").exists, process)
     time.sleep(3)
     process.send_signal(signal.SIGINT)
@@ -143,7 +108,7 @@ def test_ctrl_c_before_the_first_round_leaves_at_once(tmp_path):
 
 @pytest.mark.faults
 def test_two_runs_in_one_folder(tmp_path):
-    first = command(tmp_path / "run", "--rounds", "100000", "--checkpoint-every", "1000")
+    first = command(tmp_path / "run", *LONG)
     wait_until(lambda: len(rows(tmp_path / "run")) >= 1, first)
     code, _, err = end(command(tmp_path / "run", "--rounds", "100000"))
     assert code == 2 and "in use by another run" in err and "Traceback" not in err, err
@@ -162,10 +127,8 @@ def small_disk(tmp_path):
     mount = ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(place)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
         pytest.skip("mounting a small file system is not permitted here")
-    yield (
-        place,
-        lambda: subprocess.run(["mount", "-o", "remount,size=500m", str(place)], check=True),
-    )
+    enlarge = ["mount", "-o", "remount,size=500m", str(place)]
+    yield place, lambda: subprocess.run(enlarge, check=True)
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
@@ -173,10 +136,8 @@ def small_disk(tmp_path):
 def test_a_full_disk_is_told_and_the_run_resumes_when_there_is_space(small_disk, tmp_path):
     place, enlarge = small_disk
     code, out, err = end(command(place / "run", "--rounds", "400"))
-    assert code == 1 and "no space left" in err and "Free some" in err and "Traceback" not in err, (
-        code,
-        err,
-    )
+    assert code == 1 and "no space left" in err and "Free some" in err, (code, err)
+    assert "Traceback" not in err, err
     done = len(rows(place / "run"))
     code, out, err = end(command(place / "run", "--rounds", "400"))  # still full
     assert code in (1, 2) and "o space left" in err and "Traceback" not in err, (code, err)
@@ -191,9 +152,8 @@ def test_a_full_disk_is_told_and_the_run_resumes_when_there_is_space(small_disk,
 def test_files_that_may_not_grow_are_told(tmp_path):
     """As a quota does it."""
     limited = ["bash", "-c", 'ulimit -f 6; exec "$@"', "bash"]  # kilobytes
-    code, _, err = end(
-        command(tmp_path / "run", "--rounds", "400", "--checkpoint-every", "0", before=limited)
-    )
+    words = "--rounds", "400", "--checkpoint-every", "0"
+    code, _, err = end(command(tmp_path / "run", *words, before=limited))
     assert code == 1 and "no space left" in err and "Traceback" not in err, (code, err)
 
 
@@ -216,9 +176,8 @@ def test_fifty_kills_change_nothing(tmp_path, capfd):
             time.sleep(draw.uniform(0, 1.0))
         process.kill()
         code, out, err = end(process)
-        assert code == -signal.SIGKILL, (
-            f"ended by itself after {time.monotonic() - began:.0f} s: {out}{err}"
-        )
+        lasted = time.monotonic() - began
+        assert code == -signal.SIGKILL, f"ended by itself after {lasted:.0f} s: {out}{err}"
         kills += 1
         assert "Traceback" not in err and "skipped" not in out + err
         assert "resumed after" not in out or f"resumed after round {saved}\n" in out
@@ -230,18 +189,16 @@ def test_fifty_kills_change_nothing(tmp_path, capfd):
         assert written == truth[: len(written)]
         lost += len(written) - saved
         folders = [path for path in run.glob("checkpoints/round-*") if path.is_dir()]
-        half = {
-            path.stat().st_mtime_ns for path in folders if int(path.name.split(".")[0][6:]) > saved
-        }
+        after = [path for path in folders if int(path.name.split(".")[0][6:]) > saved]
+        half = {path.stat().st_mtime_ns for path in after}
         in_a_save += not half <= before
         before = half
     code, out, err = end(command(run, "--rounds", rounds))
     assert code == 0 and f"resumed after round {saved}" in out, out + err
     assert_same_run(run, tmp_path / "whole")
+    told = (
+        f"\n{kills} kills: all resumed to the same bits; {in_a_save} left a half-written checkpoint; "
+        f"{lost / kills:.1f} rounds done again per kill; {time.monotonic() - start:.0f} s"
+    )
     with capfd.disabled():
-        print(
-            f"\n{kills} kills: all {kills} resumed to the same bits; {in_a_save} left a half-written one; "
-            f"{lost / kills:.1f} rounds done again per kill; {time.monotonic() - start:.0f} s",
-            file=sys.stderr,
-            flush=True,
-        )
+        print(told, file=sys.stderr, flush=True)

@@ -33,13 +33,14 @@ def registry(monkeypatch):
 # -------------------------------------------------------------------------------------------- sizes
 
 
-@pytest.mark.parametrize("num_classes", [10, 100])
 @pytest.mark.parametrize("index", range(5))
-def test_parameter_counts(index, num_classes):
-    found = describe(CNNS[index], num_classes)
-    assert found.params == PARAMS[num_classes][index]
-    assert found.extractor_params == EXTRACTOR_PARAMS[index]
-    assert found.header_params == 501 * num_classes
+def test_parameters_and_multiply_adds(index):
+    for num_classes in (10, 100):
+        found = describe(CNNS[index], num_classes)
+        assert found.params == PARAMS[num_classes][index]
+        assert found.extractor_params == EXTRACTOR_PARAMS[index]
+        assert found.header_params == 501 * num_classes
+    assert describe(CNNS[index], 10).macs / 1e6 == pytest.approx(MACS[index], abs=5e-4)
 
 
 def test_counts_are_those_of_the_arrays():
@@ -51,11 +52,10 @@ def test_counts_are_those_of_the_arrays():
     assert extractor["conv2"]["kernel"].shape == (5, 5, 16, 32)
     assert extractor["fc1"]["kernel"].shape == (800, 500)
     assert header["kernel"].shape == (500, 10)
-
-
-@pytest.mark.parametrize("index", range(5))
-def test_multiply_adds(index):
-    assert describe(CNNS[index], 10).macs / 1e6 == pytest.approx(MACS[index], abs=5e-4)
+    # Odd images lose what pooling drops: 29 → 25 → 12 → 8 → 4 and 31 → 27 → 13 → 9 → 4.
+    odd = describe("cnn5", 10, (29, 31, 1))
+    extractor = jax.eval_shape(odd.init_extractor, jax.random.key(0))
+    assert extractor["fc1"]["kernel"].shape == (4 * 4 * 32, 500)
 
 
 # ----------------------------------------------------------------------------------- initialisation
@@ -78,9 +78,7 @@ def test_no_two_layers_and_no_two_keys_start_alike():
     init = jax.jit(describe("cnn5", 10).init_extractor)
     one, other = init(jax.random.key(1)), init(jax.random.key(2))
     chex.assert_trees_all_equal(one, init(jax.random.key(1)))
-    firsts = [
-        np.asarray(leaf).ravel()[:3] for tree in (one, other) for leaf in jax.tree.leaves(tree)
-    ]
+    firsts = [np.asarray(leaf).ravel()[:3] for leaf in jax.tree.leaves((one, other))]
     assert len({tuple((first / np.abs(first).max()).tolist()) for first in firsts}) == len(firsts)
 
 
@@ -94,18 +92,10 @@ def test_flax_initialisation_has_zero_biases_and_lecun_variance():
     layer = models.Convolution(64, "flax")
     header = describe("cnn5", 10, initialisation="flax").header
     for module, inputs, fan_in in ((layer, 3, 75), (header, jnp.zeros((1, 500)), 500)):
-        params = jax.jit(lambda key, m=module, i=inputs: m.init(key, i))(jax.random.key(0))[
-            "params"
-        ]
+        init = jax.jit(lambda key, m=module, i=inputs: m.init(key, i)["params"])
+        params = init(jax.random.key(0))
         assert not np.any(params["bias"])
         assert np.var(params["kernel"]) * fan_in == pytest.approx(1, abs=0.1)
-
-
-def test_odd_images_lose_what_pooling_drops():
-    found = describe("cnn5", 10, (29, 31, 1))
-    params = jax.eval_shape(found.init_extractor, jax.random.key(0))
-    # 29 → 25 → 12 → 8 → 4 and 31 → 27 → 13 → 9 → 4
-    assert params["fc1"]["kernel"].shape == (4 * 4 * 32, 500)
 
 
 def test_representation_is_not_negative():
@@ -136,17 +126,14 @@ class Normed(nn.Module):
         return nn.BatchNorm(use_running_average=self.running)(hidden)
 
 
-def test_another_width_gets_a_linear_layer(registry):
+def test_another_width_gets_a_linear_layer_and_the_right_one_none(registry):
     register_extractor("flat", Flat(7))
     found = describe("flat", 4, (8, 8, 3), 12)
     assert found.extractor_params == (192 * 7 + 7) + (7 * 12 + 12)
     assert found.extractor_macs == pytest.approx(192 * 7 + 7 * 12, rel=0.02)
     params = jax.eval_shape(found.init_extractor, jax.random.key(0))
     assert jax.eval_shape(found.extract, params, jnp.zeros((2, 8, 8, 3))).shape == (2, 12)
-
-
-def test_the_right_width_gets_none(registry):
-    register_extractor("flat", Flat(12))
+    register_extractor("flat", Flat(12))  # which replaces it, and has the right width
     assert describe("flat", 4, (8, 8, 3), 12).extractor_params == 192 * 12 + 12
 
 
@@ -160,9 +147,7 @@ def test_a_features_field_is_set_to_the_wanted_width():
 @pytest.mark.parametrize("running", [True, False])
 def test_batch_statistics_are_refused(registry, running):
     register_extractor("normed", Normed(running=running))
-    with pytest.raises(
-        PfedafmError, match=r"'normed' carries state .*batch_stats.* GroupNorm or LayerNorm"
-    ):
+    with pytest.raises(PfedafmError, match=r"'normed' carries state .*GroupNorm or LayerNorm"):
         describe("normed", 4, (8, 8, 3), 12)
 
 
@@ -180,9 +165,7 @@ def test_a_module_that_gives_no_vectors_is_refused(registry):
             return images
 
     register_extractor("image", Image())
-    with pytest.raises(
-        PfedafmError, match=r"'image' gives \(1, 8, 8, 3\) for one image, expected \(1, 12\)"
-    ):
+    with pytest.raises(PfedafmError, match=r"'image' gives \(1, 8, 8, 3\) .* expected \(1, 12\)"):
         describe("image", 4, (8, 8, 3), 12)
 
 
@@ -217,10 +200,3 @@ def test_bad_names_are_refused(registry):
         register_extractor("my net", Flat())
     with pytest.raises(PfedafmError, match=r"architecture = 'cnn9' .*cnn1"):
         describe("cnn9", 10)
-
-
-def test_registering_again_replaces(registry):
-    register_extractor("flat", Flat(7))
-    before = describe("flat", 4, (8, 8, 3), 12).extractor_params
-    register_extractor("flat", Flat(8))
-    assert describe("flat", 4, (8, 8, 3), 12).extractor_params == before + 193 + 12

@@ -24,10 +24,8 @@ from pfedafm_jax.results import read_run
 from pfedafm_jax.run import run
 
 ROUNDS = 5
-ROWS = [
-    Observation(record(n), {"c": np.array([np.nan]), "d": np.array([np.inf, 7.0])})
-    for n in range(1, ROUNDS + 1)
-]
+SEEN = {"c": np.array([np.nan]), "d": np.array([np.inf, 7.0])}
+ROWS = [Observation(record(number), SEEN) for number in range(1, ROUNDS + 1)]
 SUMMARY = run_by_hand([row.record for row in ROWS]).summary
 
 
@@ -56,14 +54,15 @@ class Notes(Observer):
 @pytest.fixture(scope="module")
 def observed(config, dataset, partition):
     """Runs with observers, without pictures."""
-    settings = replace(
-        config, architectures=("small_b",), rounds=ROUNDS, eval_every=2, checkpoint_every=2
-    )
+    settings = replace(config, architectures=("small_b",), rounds=ROUNDS)
+    data = replace(settings, eval_every=2, checkpoint_every=2), dataset, partition
+
+    def observed(folder, *observers):
+        return run(*data, run_dir=folder, observers=observers, progress=False)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plots, "draw_all", lambda *arguments: [])
-        yield lambda folder, *observers: run(
-            settings, dataset, partition, run_dir=folder, observers=observers, progress=False
-        )
+        yield observed
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +79,8 @@ def shown(folder):
     found.Reload()
     tags = found.Tags()
     scalars = {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in tags["scalars"]}
-    return scalars, {
-        tag: [(e.step, e.histogram_value) for e in found.Histograms(tag)]
-        for tag in tags["histograms"]
-    }
+    told = {tag: found.Histograms(tag) for tag in tags["histograms"]}
+    return scalars, {tag: [(e.step, e.histogram_value) for e in all_] for tag, all_ in told.items()}
 
 
 def test_an_observer_is_told_everything(straight):
@@ -93,11 +90,9 @@ def test_an_observer_is_told_everything(straight):
     for index, seen in enumerate(notes.seen):
         expected = experiment.visits["accuracy"][index, seen.record.participants]
         np.testing.assert_array_equal(seen.clients["participants/accuracy"], expected)
-        vectors = seen.clients["vectors/mix"]
+        vectors, means = seen.clients["vectors/mix"], seen.clients["participants/mix_mean"]
         assert vectors.shape == (3, 12)
-        np.testing.assert_allclose(
-            vectors.mean(axis=1), seen.clients["participants/mix_mean"], 1e-6
-        )
+        np.testing.assert_allclose(vectors.mean(axis=1), means, 1e-6)
         evaluated = seen.record.all_clients_accuracy is not None
         assert ("all_clients/accuracy" in seen.clients) == evaluated
 
@@ -151,9 +146,8 @@ def test_a_finished_run_can_be_told_later_and_is_told_once(straight, tmp_path):
     assert notes.heard == [("start", ROUNDS), ("finish", ROUNDS), "close"]
     assert [row.record for row in notes.seen] == [row.record for row in seen]
     assert sorted(folder.glob("*tfevents*")) == before
-    unseen = shutil.copytree(
-        folder, tmp_path / "unseen", ignore=shutil.ignore_patterns("*tfevents*")
-    )
+    without = shutil.ignore_patterns("*tfevents*")
+    unseen = shutil.copytree(folder, tmp_path / "unseen", ignore=without)
     replay(read_run(unseen), [TensorBoard()])
     assert shown(unseen)[0] == shown(folder)[0]
 
@@ -223,9 +217,7 @@ def test_wandb_that_cannot_be_used_is_told_before_any_work(monkeypatch):
         raise module.errors.Error("no key")
 
     module.login = login
-    with pytest.raises(
-        PfedafmError, match=r"wandb = 'project' cannot be used \(no key\).*WANDB_MODE=offline"
-    ):
+    with pytest.raises(PfedafmError, match=r"wandb = 'project' .*\(no key\).*WANDB_MODE=offline"):
         options.observers()
     monkeypatch.setitem(sys.modules, "wandb", pretended("offline"))
     assert [type(each) for each in options.observers()] == [TensorBoard, WeightsAndBiases]

@@ -22,24 +22,16 @@ def folder(tmp_path_factory):
     base = tmp_path_factory.mktemp("runs")
     for method, floats in FLOATS.items():
         for seed in (0, 1):
-            rounds = [
-                record(n, 0.1 * n + 0.01 * seed, floats=floats, seconds=1.0 + seed)
-                for n in range(1, 7)
-            ]
+            cost = {"floats": floats, "seconds": 1.0 + seed}
+            rounds = [record(n, 0.1 * n + 0.01 * seed, **cost) for n in range(1, 7)]
             run_by_hand(rounds, base / f"{method}-seed{seed}", method=method, seed=seed)
     return base
 
 
 def test_curves_have_what_a_run_cost_so_far():
-    rows = per_round(
-        [record(1, 0.1), record(2, None), record(3, 0.3), record(4, 0.5, everyone=0.5)]
-    )
-    for x, expected in {
-        "rounds": [1, 3, 4],
-        "floats": [3, 9, 12],
-        "flops": [5, 15, 20],
-        "seconds": [2, 6, 8],
-    }.items():
+    rounds = [record(1, 0.1), record(2, None), record(3, 0.3), record(4, 0.5, everyone=0.5)]
+    rows, costs = per_round(rounds), {"rounds": [1, 3, 4], "floats": [3, 9, 12]}
+    for x, expected in {**costs, "flops": [5, 15, 20], "seconds": [2, 6, 8]}.items():
         along, values = plots.curve(rows, x)
         np.testing.assert_allclose(along, expected)
         np.testing.assert_allclose(values, [10, 30, 50])
@@ -78,11 +70,8 @@ def test_methods_that_send_little_much_and_nothing_fit_one_picture(folder):
     runs = grouped(read_runs([folder]), ["method"])
     axes = plots.curves(runs, x="floats").axes[0]
     assert axes.get_xscale() == "log"
-    assert {line.get_label() for line in axes.lines} == {
-        "FD",
-        "pFedAFM",
-        "Standalone (sends nothing)",
-    }
+    names = {line.get_label() for line in axes.lines}
+    assert names == {"FD", "pFedAFM", "Standalone (sends nothing)"}
     assert plots.curves(runs, x="flops").axes[0].get_xscale() == "linear"
 
 
@@ -142,15 +131,9 @@ def test_runs_of_one_method_are_told_apart(folder):
 def test_axes_that_count_have_whole_numbers():
     run = run_by_hand([record(number, 0.5) for number in (1, 2, 3)], method="fd")
     mix, counts = np.full((3, 2), 0.5), np.ones((3, 30), int)
-    drawn = [
-        plots.accuracy_by_round(run.per_round()),
-        plots.curves({"run": [run]}),
-        plots.mix_by_round(mix),
-    ]
-    for axis in [
-        *(figure.axes[0].xaxis for figure in drawn),
-        plots.classes_by_client(counts).axes[0].yaxis,
-    ]:
+    drawn = plots.accuracy_by_round(run.per_round()), plots.curves({"run": [run]})
+    along = [figure.axes[0].xaxis for figure in (*drawn, plots.mix_by_round(mix))]
+    for axis in (*along, plots.classes_by_client(counts).axes[0].yaxis):
         assert all(float(tick).is_integer() for tick in axis.get_majorticklocs())
 
 
@@ -171,9 +154,8 @@ def test_text_from_outside_is_shown_as_it_is(name, tmp_path):
 
 
 def test_a_picture_that_cannot_be_drawn_costs_one_line(tmp_path, monkeypatch):
-    run = run_by_hand(
-        [record(1, 0.5)], method="fd", num_clients=10, last_accuracies=np.full(10, 0.5)
-    )
+    scores = np.full(10, 0.5)
+    run = run_by_hand([record(1, 0.5)], method="fd", num_clients=10, last_accuracies=scores)
 
     def broken(*arguments):
         raise ValueError("no ink")

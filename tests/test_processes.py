@@ -1,57 +1,37 @@
 """Several processes in one run, on this machine: they agree with one, and a lost one is noticed and
 resumed from."""
 
-import json
-import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_command
+from tiny_command import end, rows, start
 
 from pfedafm_jax.engine import join
 from pfedafm_jax.errors import PfedafmError
 
-COMMAND = Path(__file__).parent / "tiny_command.py"
-ROUNDS = 8
+ROUNDS = 4
+NUMBERS = ("mean_accuracy", "all_clients_accuracy", "loss", "mix_mean", "shared_loss", "floats_up")
 
 
-def start(folder: Path, run: str, *more: str) -> subprocess.Popen:
-    environment = {**os.environ, "PYTHONPATH": str(COMMAND.parent.parent)}
-    arguments = [sys.executable, str(COMMAND), "--run-dir", run, *more]
-    return subprocess.Popen(
-        arguments,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def start_all(folder: Path, run: str, count: int, *more: str) -> list[subprocess.Popen]:
+def start_pair(folder: Path, rounds: int) -> list[subprocess.Popen]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    meeting = ("--coordinator", address, "--num-processes", str(count))
-    return [
-        start(folder, run, *meeting, "--process-id", str(index), *more) for index in range(count)
-    ]
+    words = ["--coordinator", address, "--num-processes", "2", "--rounds", str(rounds)]
+    return [start(folder, *words, "--process-id", str(index)) for index in range(2)]
 
 
-def finish(processes: list[subprocess.Popen]) -> None:
+def finish(*processes: subprocess.Popen) -> None:
     for process in processes:
-        output, _ = process.communicate(timeout=180)
-        assert process.returncode == 0, output
-
-
-def records(folder: Path, run: str) -> list[dict]:
-    return [json.loads(line) for line in (folder / run / "rounds.jsonl").read_text().splitlines()]
+        code, out, err = end(process, 180)
+        assert code == 0, out + err
 
 
 def assert_same(found: list[dict], expected: list[dict]) -> None:
@@ -59,52 +39,41 @@ def assert_same(found: list[dict], expected: list[dict]) -> None:
     assert len(found) == len(expected)
     for a, b in zip(found, expected, strict=True):
         assert (a["round"], a["participants"]) == (b["round"], b["participants"])
-        for name in (
-            "mean_accuracy",
-            "all_clients_accuracy",
-            "loss",
-            "mix_mean",
-            "shared_loss",
-            "floats_up",
-            "flops",
-        ):
+        for name in NUMBERS:
             assert a[name] == b[name] or np.isclose(a[name], b[name], rtol=1e-4), (name, a, b)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> list[dict]:
     """The records of one process with one device."""
-    folder = tmp_path_factory.mktemp("alone")
-    finish([start(folder, "one", "--rounds", str(ROUNDS))])
-    return records(folder, "one")
+    folder = tmp_path_factory.mktemp("alone") / "one"
+    tiny_command.run_here(folder, "--rounds", str(ROUNDS))
+    return rows(folder)
 
 
 def test_two_processes_agree_with_one_and_one_goes_on_from_them(tmp_path, alone):
-    finish(start_all(tmp_path, "two", 2, "--rounds", str(ROUNDS - 2)))
-    finish([start(tmp_path, "two", "--rounds", str(ROUNDS))])
-    assert_same(records(tmp_path, "two"), alone)
+    finish(*start_pair(tmp_path / "two", ROUNDS - 2))
+    tiny_command.run_here(tmp_path / "two", "--rounds", str(ROUNDS))
+    assert_same(rows(tmp_path / "two"), alone)
 
 
 @pytest.mark.faults
 def test_a_killed_process_ends_the_run_which_then_goes_on(tmp_path, alone):
-    processes = start_all(tmp_path, "two", 2, "--rounds", "100000")
+    run = tmp_path / "two"
+    processes = start_pair(run, 100_000)
     deadline = time.monotonic() + 120
-    while not list((tmp_path / "two" / "checkpoints").glob("round-*.json")):
+    while not list(run.glob("checkpoints/round-*.json")):
         assert time.monotonic() < deadline and processes[0].poll() is None
         time.sleep(0.1)
     processes[1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
-    output, _ = processes[0].communicate(timeout=60)
-    assert processes[0].returncode not in (0, 2), output
-    assert re.search("another (process|task)", output), output
+    code, out, err = end(processes[0], 60)
+    assert code not in (0, 2) and re.search("another (process|task)", out + err), out + err
     assert time.monotonic() - killed < 60
-    processes[1].communicate()
-    done = max(
-        int(path.stem[6:]) for path in (tmp_path / "two" / "checkpoints").glob("round-*.json")
-    )
-    goal = str(max(done + 1, ROUNDS))
-    finish(start_all(tmp_path, "two", 2, "--rounds", goal))
-    assert_same(records(tmp_path, "two")[: ROUNDS - 1], alone[: ROUNDS - 1])
+    end(processes[1])
+    done = max(int(path.stem[6:]) for path in run.glob("checkpoints/round-*.json"))
+    finish(*start_pair(run, max(done + 1, ROUNDS)))
+    assert_same(rows(run)[: ROUNDS - 1], alone[: ROUNDS - 1])
 
 
 @pytest.mark.parametrize(

@@ -5,39 +5,28 @@ import pickle
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pfedafm_jax import cli
 from pfedafm_jax.config import METHOD_SETTINGS, Config, updated
-from pfedafm_jax.data import Partition  # fmt: skip
-from pfedafm_jax.data.cifar import CIFAR10, Arrays, _from_pickle
+from pfedafm_jax.data import Partition
+from pfedafm_jax.data.cifar import CIFAR10, _from_pickle
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import method_names
-from pfedafm_jax.records import RunFolder
 from pfedafm_jax.settings import Setting, settings_of
 from pfedafm_jax.standing import differences
 
-NUMBERS = st.one_of(
-    st.integers(-3, 200),
-    st.integers(-(10**400), 10**400),
-    st.floats(),
-    st.floats(0, 1),
-    st.sampled_from([0, 1, -1, 2**31, 2**32, 1e-320, 1e38, 1e39, 0.5, 0.1]),
-)
-ANYTHING = st.one_of(
-    NUMBERS,
-    st.none(),
-    st.booleans(),
-    st.text(max_size=12),
-    st.binary(max_size=3),
+ENDS = st.sampled_from([0, 1, -1, 2**31, 2**32, 1e-320, 1e38, 1e39, 0.5, 0.1])
+INTEGERS = st.one_of(st.integers(-3, 200), st.integers(-(10**400), 10**400))
+TEXTS = st.one_of(st.text(max_size=12), st.binary(max_size=3))
+SEVERAL = st.one_of(
     st.lists(st.text(max_size=5), max_size=3),
     st.tuples(st.integers(), st.text(max_size=2)),
     st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
-    st.just(np.zeros(2)),
-    st.just(np.float32(0.5)),
 )
+ODD = st.one_of(st.none(), st.booleans(), st.just(np.zeros(2)), st.just(np.float32(0.5)))
+ANYTHING = st.one_of(ENDS, INTEGERS, st.floats(), st.floats(0, 1), TEXTS, SEVERAL, ODD)
 
 
 FIELDS = {
@@ -106,16 +95,10 @@ def command_lines(draw) -> list[str]:
         value = draw(ANYTHING if draw(st.booleans()) else plausible(FIELDS[name]))
         shown = [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
         words += [f"--{name.replace('_', '-')}", *(word.replace("\0", "") for word in shown)]
-    extra = st.sampled_from(
-        ["--paper", "--preset", "--config", "--round", "-x", "--method", "--run-dir", "--fresh"]
-    )
-    for word in draw(st.lists(extra, max_size=2)):
-        words += [
-            word,
-            *draw(
-                st.lists(st.text(st.characters(exclude_characters="\0"), max_size=8), max_size=1)
-            ),
-        ]
+    extra = ["--paper", "--preset", "--config", "--round", "-x", "--method", "--run-dir", "--fresh"]
+    value = st.text(st.characters(exclude_characters="\0"), max_size=8)
+    for word in draw(st.lists(st.sampled_from(extra), max_size=2)):
+        words += [word, *draw(st.lists(value, max_size=1))]
     return words
 
 
@@ -151,33 +134,21 @@ def test_the_name_of_a_run_is_one_folder_in_runs(config):
     assert len(name) <= 100
 
 
-@pytest.mark.parametrize(
-    "name", ["x" * 300, "a\0b", "/proc/nothing/here", "/dev/null/x", "/etc/hostname"]
-)
-def test_folders_that_cannot_be_are_refused(name):
-    with pytest.raises(PfedafmError, match=r"^run_dir = .* cannot be used"):
-        RunFolder(name).check()
-
-
 # ------------------------------------------------------------------------------------ damaged files
 
 
 @st.composite
 def damages(draw):
     """A function that changes bytes."""
-    kind, at, bit = (
-        draw(st.sampled_from(["flip", "cut", "insert"])),
-        draw(st.floats(0, 1)),
-        draw(st.integers(0, 7)),
-    )
+    kind = draw(st.sampled_from(["flip", "cut", "insert"]))
+    at, bit = draw(st.floats(0, 1)), draw(st.integers(0, 7))
 
     def damaged(content: bytes) -> bytes:
         index = min(int(at * len(content)), len(content) - 1)
+        before, after = content[:index], content[index:]
         if kind == "flip":
-            return content[:index] + bytes([content[index] ^ (1 << bit)]) + content[index + 1 :]
-        return content[:index] + (
-            content[index + 1 + bit :] if kind == "cut" else b"\x80" * (bit + 1) + content[index:]
-        )
+            return before + bytes([after[0] ^ (1 << bit)]) + after[1:]
+        return before + (after[1 + bit :] if kind == "cut" else b"\x80" * (bit + 1) + after)
 
     return damaged
 
@@ -198,20 +169,11 @@ def test_a_damaged_split_file_is_refused_or_harmless(damaged, tmp_path_factory):
         assert len(read.train) == len(read.test) == len(read.validation)
 
 
-def tiny_arrays() -> Arrays:
-    draw = np.random.default_rng(0)
-    images, labels = (
-        draw.integers(256, size=(6, 32, 32, 3), dtype=np.uint8),
-        np.arange(6, dtype=np.uint8),
-    )
-    return Arrays(images, labels, images[:2], labels[:2])
-
-
 @given(damaged=damages(), protocol=st.sampled_from([3, 4, 5]))
 @settings(max_examples=300, deadline=None)
 def test_a_damaged_pickle_is_refused_or_gives_arrays(damaged, protocol):
-    arrays = tiny_arrays()
-    batch = {b"data": arrays.train_images.reshape(6, -1), b"labels": arrays.train_labels.tolist()}
+    planes = np.random.default_rng(0).integers(256, size=(6, 3072), dtype=np.uint8)
+    batch = {b"data": planes, b"labels": list(range(6))}
     try:
         images, labels = _from_pickle(CIFAR10, damaged(pickle.dumps(batch, protocol)), "here")
     except PfedafmError as error:

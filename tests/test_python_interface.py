@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 from by_hand import record
+from small import states
 
 import pfedafm_jax
 from pfedafm_jax import PfedafmError, compare, plots, progress, read_run, run
@@ -41,20 +42,24 @@ def in_memory(shown):
 
 
 @pytest.fixture(scope="module")
-def silent(settings, dataset, partition, tmp_path_factory):
-    """The same run in a folder, and what it said without progress."""
+def in_folder(settings, dataset, partition, tmp_path_factory):
+    """The same run in a folder; without progress nothing is said."""
     folder, said = tmp_path_factory.mktemp("run") / "small", io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        return (
-            run(settings, dataset, partition, run_dir=folder, progress=False),
-            folder,
-            said.getvalue(),
-        )
+        experiment = run(settings, dataset, partition, run_dir=folder, progress=False)
+    assert said.getvalue() == ""
+    return experiment, folder
 
 
 @pytest.fixture(scope="module")
-def in_folder(silent):
-    return silent[:2]
+def short(settings):
+    """One round of the cheapest method with the smallest network."""
+    return replace(settings, rounds=1, architectures=("small_b",), method="standalone")
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    monkeypatch.setattr(plots, "draw_all", lambda *arguments: [])
 
 
 def rows(experiment):
@@ -62,38 +67,45 @@ def rows(experiment):
 
 
 def weights(experiment):
-    store = experiment.state.store
-    clients = [store.state(client) for client in range(experiment.config.num_clients)]
-    return [
-        np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((clients, experiment.state.server))
-    ]
+    leaves = jax.tree.leaves((states(experiment.state), experiment.state.server))
+    return [np.asarray(leaf).tobytes() for leaf in leaves]
+
+
+def files(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
 def test_everything_public_is_there():
-    for name in pfedafm_jax.__all__:
-        assert hasattr(pfedafm_jax, name)
+    assert all(hasattr(pfedafm_jax, name) for name in pfedafm_jax.__all__)
 
 
 def test_a_call_is_the_same_run_in_memory_and_in_a_folder(in_memory, in_folder):
     experiment, folder = in_folder
     assert len(in_memory.records) == ROUNDS and rows(in_memory) == rows(experiment)
     assert weights(in_memory) == weights(experiment)
-    assert {"summary.json", "rounds.jsonl", "accuracy.png", "checkpoints"} <= {
-        path.name for path in folder.iterdir()
-    }
+    names = {path.name for path in folder.iterdir()}
+    assert {"summary.json", "rounds.jsonl", "accuracy.png", "checkpoints"} <= names
+    read, live = read_run(folder), experiment.result()
+    assert read.records == live.records and read.clients.keys() == live.clients.keys()
+    assert read.predictions == live.predictions == ["mixed", "small", "large"]
+    for name, array in live.clients.items():
+        np.testing.assert_array_equal(read.clients[name], array)
+    timing = ("seconds", "compile_seconds", "checkpoint_seconds", "checkpoint_background_seconds")
+    zeros = dict.fromkeys(timing, 0)
+    same = [replace(run.summary, config={}, **zeros) for run in (read, live, in_memory.result())]
+    assert same[0] == same[1] == same[2]
 
 
 def test_the_same_call_loads_a_finished_run(in_folder, settings, dataset, partition, capsys):
     experiment, folder = in_folder
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    before = files(folder)
     again = run(settings, dataset, partition, run_dir=folder)
     said = capsys.readouterr().out.replace("\n", "")
-    assert "is finished already" in said and "fresh=True) starts over" in said
+    assert "is finished already; " in said and "fresh=True) starts over" in said
     assert again.records == experiment.records and weights(again) == weights(experiment)
-    np.testing.assert_array_equal(
-        again.per_client()["accuracy"], experiment.per_client()["accuracy"]
-    )
-    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    accuracies = [one.per_client()["accuracy"] for one in (again, experiment)]
+    np.testing.assert_array_equal(*accuracies)
+    assert files(folder) == before
 
 
 def test_a_finished_run_without_checkpoints_cannot_be_loaded(
@@ -110,10 +122,6 @@ def test_the_call_shows_plan_progress_and_result_in_80_columns(shown):
     assert "pFedAFM on synthetic, a name, seed 5" in out and "6, 3 a round" in out
     assert "round 3/3" in out and "best mean of participants" in out and "files" not in out
     assert max(len(line) for line in out.splitlines()) <= 80
-
-
-def test_without_progress_nothing_is_said(silent):
-    assert silent[2] == ""
 
 
 def test_a_notebook_gets_a_bar_that_is_written_anew(monkeypatch):
@@ -140,14 +148,12 @@ def test_the_table_by_round_has_numbers_only(in_memory):
     assert table["round"].tolist() == [1, 2, 3] and table["floats_up"].dtype.kind == "i"
     records = in_memory.records
     assert table["mean_accuracy"].tolist() == [record.mean_accuracy for record in records]
-    assert table["mean_accuracy/small"].tolist() == [
-        record.more["mean_accuracy/small"] for record in records
-    ]
+    small = [record.more["mean_accuracy/small"] for record in records]
+    assert table["mean_accuracy/small"].tolist() == small
     for name in ("all_clients_accuracy", "all_clients_accuracy/large"):
         assert table[name].isna().tolist() == [True, False, False]  # evaluated after rounds 2 and 3
-    assert (
-        "participants" not in table and "mean_accuracy/mixed" not in table
-    )  # which is mean_accuracy
+    assert "participants" not in table
+    assert "mean_accuracy/mixed" not in table  # which is mean_accuracy
 
 
 def test_the_table_by_client_says_who_it_is_and_how_it_did(in_memory, partition, dataset):
@@ -164,14 +170,10 @@ def test_the_table_by_client_says_who_it_is_and_how_it_did(in_memory, partition,
         assert table["last_round"][client] == max(took_part, default=0)
         assert np.isnan(table["mix_mean"][client]) == (not took_part)
         if took_part:
-            assert (
-                table["mix_mean"][client]
-                == in_memory.visits["mix_mean"][max(took_part) - 1, client]
-            )
-    np.testing.assert_array_equal(table["accuracy"], in_memory.evaluations[3]["accuracy"])
-    np.testing.assert_array_equal(
-        table["accuracy/large"], in_memory.evaluations[3]["accuracy/large"]
-    )
+            last = in_memory.visits["mix_mean"][max(took_part) - 1, client]
+            assert table["mix_mean"][client] == last
+    for name in ("accuracy", "accuracy/large"):
+        np.testing.assert_array_equal(table[name], in_memory.evaluations[3][name])
 
 
 def test_tables_before_the_first_round(settings, dataset, partition):
@@ -181,24 +183,6 @@ def test_tables_before_the_first_round(settings, dataset, partition):
     assert table["visits"].tolist() == [0] * 6 and np.isnan(table["accuracy"]).all()
 
 
-def test_what_a_folder_gives_is_what_the_call_gave(in_folder, in_memory):
-    experiment, folder = in_folder
-    read, live = read_run(folder), experiment.result()
-    assert read.records == live.records
-    assert read.predictions == live.predictions == ["mixed", "small", "large"]
-    assert read.clients.keys() == live.clients.keys()
-    for name, array in live.clients.items():
-        np.testing.assert_array_equal(read.clients[name], array)
-    timing = {
-        "seconds": 0,
-        "compile_seconds": 0,
-        "checkpoint_seconds": 0,
-        "checkpoint_background_seconds": 0,
-    }
-    same = [replace(run.summary, config={}, **timing) for run in (read, live, in_memory.result())]
-    assert same[0] == same[1] == same[2]
-
-
 def test_figures_show_themselves_in_notebooks(in_memory):
     figure = plots.accuracy_by_round(in_memory.per_round(), in_memory.predictions)
     assert figure._repr_png_().startswith(b"\x89PNG")  # pyright: ignore
@@ -206,14 +190,13 @@ def test_figures_show_themselves_in_notebooks(in_memory):
 
 
 def test_a_picture_that_cannot_be_drawn_costs_a_line_and_not_the_run(
-    settings, dataset, partition, tmp_path, monkeypatch, capsys
+    short, dataset, partition, tmp_path, monkeypatch, capsys
 ):
     def fails(*arguments, **options):
         assert (tmp_path / "run" / "summary.json").exists()  # on disk before any picture
         raise RuntimeError("no such font")
 
     monkeypatch.setattr(plots, "save", fails)
-    short = replace(settings, rounds=1, architectures=("small_b",), method="standalone")
     assert run(short, dataset, partition, run_dir=tmp_path / "run", progress=False).round == 1
     said = capsys.readouterr().err
     assert "accuracy.png could not be drawn (RuntimeError: no such font)" in said
@@ -240,45 +223,35 @@ def test_a_damaged_file_of_a_finished_run_is_written_anew_from_its_checkpoint(
     "name",
     ["$a_b$", "[/bold][red]", "%s {x} <b>&amp;", ":smile: é \u202e", "line\nbreak", "a" * 200],
 )
-def test_any_name_is_only_a_name(name, settings, dataset, partition, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(plots, "draw_all", lambda *arguments: [])
-    short = replace(
-        settings, rounds=1, architectures=("small_b",), method="standalone", dataset=name
-    )
-    run(short, dataset, partition, run_dir=tmp_path / name, name=name)
-    run(short, dataset, partition, run_dir=tmp_path / name, name=name)
+def test_any_name_is_only_a_name(name, short, dataset, partition, tmp_path, no_pictures, capsys):
+    for _ in range(2):
+        named = replace(short, dataset=name)
+        run(named, dataset, partition, run_dir=tmp_path / name, name=name)
     said = "".join(capsys.readouterr().out.split())  # however lines are broken
     assert "".join(progress.clean(name).split()) in said and "finishedalready" in said
 
 
 def test_a_comparison_is_the_same_in_memory_and_in_a_folder(
-    settings, dataset, partition, tmp_path, monkeypatch, capsys
+    short, dataset, partition, tmp_path, no_pictures, capsys
 ):
-    monkeypatch.setattr(plots, "draw_all", lambda *arguments: [])
-    short = replace(settings, rounds=1, architectures=("small_b",))
     share = {"dataset": dataset, "partition": partition}
     live = compare(short, ["standalone", "lg_fedavg"], **share, progress=False)
     kept = compare(short, "standalone", [5, 6], **share, run_dir=tmp_path, progress=False)
     again = compare(short, ["standalone"], [5, 6], **share, run_dir=tmp_path)
     said = capsys.readouterr().out
     assert "Standalone" in said and str(tmp_path / "compare.png") in said.replace("\n", "")
-    assert [(run.config["method"], run.config["seed"]) for run in kept] == [
-        ("standalone", 5),
-        ("standalone", 6),
-    ]
+    expected = [("standalone", 5), ("standalone", 6)]
+    assert [(run.config["method"], run.config["seed"]) for run in kept] == expected
     assert [run.records for run in kept] == [run.records for run in again]
     assert table(kept).equals(table(again))
     assert replace(live[0].records[0], seconds=0) == replace(kept[0].records[0], seconds=0)
     rows = json.loads((tmp_path / "compare.json").read_text())
-    assert [(row["method"], row["seed"]) for row in rows] == [("standalone", 5), ("standalone", 6)]
-    assert [row["best_mean_accuracy"] for row in rows] == [
-        run.summary.best_mean_accuracy for run in kept
-    ]
+    assert [(row["method"], row["seed"]) for row in rows] == expected
+    best = [run.summary.best_mean_accuracy for run in kept]
+    assert [row["best_mean_accuracy"] for row in rows] == best
     assert len(plots.compare_runs(live).axes[0].lines) == 2
-    assert [text.get_text() for text in plots.accuracy_by_floats(live).axes[0].texts] == [
-        "Standalone",
-        "LG-FedAvg",
-    ]
+    texts = plots.accuracy_by_floats(live).axes[0].texts
+    assert [text.get_text() for text in texts] == ["Standalone", "LG-FedAvg"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import chex
 import jax
 import numpy as np
 import pytest
+from small import METHODS, slow_but, states
 
 from pfedafm_jax import plots
 from pfedafm_jax.checkpoint import Checkpoints
@@ -23,6 +24,7 @@ from pfedafm_jax.signals import Signals
 from pfedafm_jax.standing import Task, checkpoint_folder, differences, look
 
 ROUNDS = 7
+TIMING = {"seconds", "compile_seconds", "checkpoint_seconds", "checkpoint_background_seconds"}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -41,11 +43,7 @@ def settings(config):
 @pytest.fixture(scope="module")
 def make(dataset, partition):
     """Experiments with these settings."""
-
-    def made(settings) -> Experiment:
-        return Experiment(settings, dataset, partition)
-
-    return made
+    return lambda settings: Experiment(settings, dataset, partition)
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +52,11 @@ def straight(make, settings, tmp_path_factory):
     experiment, folder = make(settings), tmp_path_factory.mktemp("straight") / "run"
     train_in(folder, experiment)
     return experiment, folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "run"
 
 
 class Notes(Observer):
@@ -84,9 +87,9 @@ def state(settings, folder, **options):
 
 
 def weights(experiment):
-    store = experiment.state.store
-    clients = [store.state(client) for client in range(experiment.config.num_clients)]
-    return jax.tree.map(np.asarray, (clients, jax.device_get(experiment.state.server)))
+    """Weights of all clients and of the server, as bits."""
+    trees = states(experiment.state), jax.device_get(experiment.state.server)
+    return [(leaf.dtype, np.asarray(leaf).tobytes()) for leaf in jax.tree.leaves(trees)]
 
 
 def rows(folder):
@@ -94,25 +97,15 @@ def rows(folder):
 
 
 def assert_same_run(one, folder, other, other_folder):
-    for a, b in zip(jax.tree.leaves(weights(one)), jax.tree.leaves(weights(other)), strict=True):
-        assert a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    assert weights(one) == weights(other)
     assert rows(folder) == rows(other_folder)
     assert [row["round"] for row in rows(folder)] == list(range(1, one.config.rounds + 1))
     ours, theirs = read_run(folder), read_run(other_folder)
     assert ours.finished and theirs.finished and ours.clients.keys() == theirs.clients.keys()
     for name in ours.clients:
         np.testing.assert_array_equal(ours.clients[name], theirs.clients[name])
-    timing = {
-        "seconds",
-        "compile_seconds",
-        "checkpoint_seconds",
-        "checkpoint_background_seconds",
-        "config",
-    }
     a, b = ours.summary.as_dict(), theirs.summary.as_dict()
-    assert {k: v for k, v in a.items() if k not in timing} == {
-        k: v for k, v in b.items() if k not in timing
-    }
+    assert {k for k in a.keys() | b.keys() if a.get(k) != b.get(k)} <= TIMING | {"config"}
 
 
 class Crash(Exception):
@@ -129,102 +122,179 @@ def crashed(folder, experiment, number):
         train_in(folder, experiment, notes=Notes(crash, number))
 
 
-@pytest.mark.parametrize("number", (1, 2, 4, 7))
+# ---------------------------------------------------------------------------------- to the same bits
+
+
+@pytest.mark.parametrize("number", (1, 2, 7))
 def test_a_run_that_ends_after_any_round_goes_on_to_the_same_bits(
-    number, make, settings, straight, tmp_path
+    number, make, settings, straight, folder
 ):
-    crashed(tmp_path / "run", make(settings), number)
-    with open(tmp_path / "run" / "rounds.jsonl", "a") as file:
+    crashed(folder, make(settings), number)
+    with open(folder / "rounds.jsonl", "a") as file:
         file.write('{"round": 99, "mean_ac')  # a line cut off in the middle
     resumed = make(settings)
-    before = train_in(tmp_path / "run", resumed)
+    before = train_in(folder, resumed)
     assert before == (number - 1) // 2 * 2  # it ended before the save of its own round
-    assert_same_run(resumed, tmp_path / "run", *straight)
+    assert_same_run(resumed, folder, *straight)
 
 
-def test_a_run_may_be_interrupted_again_and_again(make, settings, straight, tmp_path):
+def test_a_run_may_be_interrupted_again_and_again(make, settings, straight, folder):
     for number in (1, 3, 4, 6, 7):
-        crashed(tmp_path / "run", make(settings), number)
+        crashed(folder, make(settings), number)
     resumed = make(settings)
-    train_in(tmp_path / "run", resumed)
-    assert_same_run(resumed, tmp_path / "run", *straight)
+    train_in(folder, resumed)
+    assert_same_run(resumed, folder, *straight)
 
 
-def test_the_store_on_disk_goes_on_from_one_in_memory(make, settings, straight, tmp_path):
-    crashed(tmp_path / "run", make(replace(settings, store="memory")), 5)
-    resumed = make(replace(settings, store="disk"))
-    train_in(tmp_path / "run", resumed)
-    assert_same_run(resumed, tmp_path / "run", *straight)
+def test_a_finished_run_with_more_rounds_is_the_longer_run(make, settings, straight, folder):
+    """Begun in memory, and ended with the clients on disk."""
+    train_in(folder, make(replace(settings, rounds=4, store="memory")))
+    assert rows(folder)[3]["all_clients_accuracy"] is not None  # it was the last round
+    assert state(replace(settings, rounds=4), folder) == "done"
+    assert state(settings, folder) == "started"
+    longer = make(replace(settings, store="disk"))
+    train_in(folder, longer)
+    assert_same_run(longer, folder, *straight)
 
 
-def test_a_finished_run_with_more_rounds_is_the_longer_run(make, settings, straight, tmp_path):
-    train_in(tmp_path / "run", make(replace(settings, rounds=4)))
-    assert rows(tmp_path / "run")[3]["all_clients_accuracy"] is not None  # it was the last round
-    assert state(replace(settings, rounds=4), tmp_path / "run") == "done"
-    assert state(settings, tmp_path / "run") == "started"
-    longer = make(settings)
-    train_in(tmp_path / "run", longer)
-    assert_same_run(longer, tmp_path / "run", *straight)
-
-
-def test_an_unfinished_run_with_fewer_rounds_is_the_shorter_run(make, settings, tmp_path):
-    crashed(tmp_path / "run", make(settings), 5)
+def test_an_unfinished_run_with_fewer_rounds_is_the_shorter_run(make, settings, folder):
+    crashed(folder, make(settings), 5)
     shorter, whole = make(replace(settings, rounds=4)), make(replace(settings, rounds=4))
-    train_in(tmp_path / "run", shorter)
-    train_in(tmp_path / "whole", whole)
-    assert_same_run(shorter, tmp_path / "run", whole, tmp_path / "whole")
+    train_in(folder, shorter)
+    train_in(folder.with_name("whole"), whole)
+    assert_same_run(shorter, folder, whole, folder.with_name("whole"))
 
 
-def test_fresh_starts_over(make, settings, straight, tmp_path):
-    crashed(tmp_path / "run", make(replace(settings, seed=6)), 5)
+def test_fresh_starts_over(make, settings, straight, folder):
+    crashed(folder, make(replace(settings, seed=6)), 5)
     again = make(settings)
-    assert train_in(tmp_path / "run", again, fresh=True) == 0
-    assert_same_run(again, tmp_path / "run", *straight)
+    assert train_in(folder, again, fresh=True) == 0
+    assert_same_run(again, folder, *straight)
 
 
-def test_a_finished_run_is_known_as_such_whatever_the_machine(settings, straight):
+RELEASED = {"aggregation": "last", "pfedafm": {"mix_relay": True, "leak_momentum": True}}
+OTHERS = {name: {"method": name} for name in METHODS[1:]}
+OTHERS["released code"] = {**RELEASED, "same_start": False}
+
+
+@pytest.mark.parametrize("name", slow_but(("standalone", "fedkd", "released code"), OTHERS))
+def test_other_methods_and_the_released_code_go_on_too(name, make, settings, folder):
+    short = {"rounds": 3, "checkpoint_every": 1, "architectures": ("small_b",)}
+    own = updated(settings, {**OTHERS[name], **short})
+    whole = make(own)
+    train_in(folder.with_name("whole"), whole)
+    crashed(folder, make(own), 2)
+    resumed = make(own)
+    train_in(folder, resumed)
+    assert_same_run(resumed, folder, whole, folder.with_name("whole"))
+
+
+def test_a_signal_ends_the_run_after_its_round_and_saves_it(make, settings, straight, folder):
+    signals = Signals()
+    notes = Notes(lambda: setattr(signals, "received", 15), 3)
+    with pytest.raises(Interrupted, match="stopped after round 3 of 7") as caught:
+        train_in(folder, make(settings), notes=notes, signals=signals)
+    assert caught.value.exit_code == 143
+    resumed = make(settings)
+    assert train_in(folder, resumed) == 3
+    assert_same_run(resumed, folder, *straight)
+
+
+def test_a_damaged_last_checkpoint_is_named_and_the_one_before_used(
+    make, settings, straight, folder
+):
+    crashed(folder, make(settings), 7)  # checkpoints of rounds 2, 4 and 6
+    files = next(iter(Checkpoints(checkpoint_folder(folder)).manifests().values()))["files"]
+    own = [name for name in files if name.startswith("round-000006")]
+    largest = max(own, key=lambda name: files[name][0])
+    path = checkpoint_folder(folder) / largest
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    said: list = []
+    resumed = make(settings)
+    assert train_in(folder, resumed, log=said.append) == 4
+    assert len(said) == 1 and largest in said[0] and said[0].startswith("warning:")
+    assert_same_run(resumed, folder, *straight)
+
+
+def test_neither_checkpoints_nor_evaluations_change_a_weight(make, settings, straight, folder):
+    often = make(replace(settings, eval_every=1, checkpoint_every=0))
+    train_in(folder, often)
+    assert len(often.evaluations) == ROUNDS and len(straight[0].evaluations) == 3
+    assert weights(often) == weights(straight[0])
+    kept = {"mean_accuracy", "loss", "participants", "floats_up"}
+    for one, other in zip(rows(folder), rows(straight[1]), strict=True):
+        assert all(one[name] == other[name] for name in kept)
+
+
+def test_another_number_of_devices_may_go_on(make, settings, straight, folder):
+    """Within tolerance of the run on one device, and the same bits each time."""
+    crashed(folder, make(settings), 6)
+    shutil.copytree(folder, folder.with_name("again"))
+    pair = [make(replace(settings, devices=2)) for _ in range(2)]
+    for experiment, name in zip(pair, ("run", "again"), strict=True):
+        train_in(folder.with_name(name), experiment)
+    assert_same_run(pair[0], folder, pair[1], folder.with_name("again"))
+    ours, theirs = states(pair[0].state), states(straight[0].state)
+    chex.assert_trees_all_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_updates_that_are_not_finite_are_counted_and_survive_a_restart(make, settings, folder):
+    experiment = make(settings)
+    store = experiment.state.store
+    first = draw_participants(settings.seed, 1, settings.num_clients, settings.num_participants)[0]
+    group = int(store.groups[first])
+    spoilt = jax.tree.map(lambda leaf: np.full((1, *leaf.shape), np.nan), store.start(group))
+    store.write(group, [first], spoilt)
+    crashed(folder, experiment, 4)
+    assert rows(folder)[0]["not_finite"] == 1
+    train_in(folder, make(settings))
+    summary, counted = read_run(folder).summary, [row["not_finite"] for row in rows(folder)]
+    assert summary.diverged_at_round == 1 and summary.clients_not_finite == sum(counted) >= 1
+
+
+# ------------------------------------------------------------------------- what is done, and refused
+
+
+def test_a_finished_run_is_known_as_such_and_no_round_is_taken_from_it(settings, straight):
     _, folder = straight
     assert state(replace(settings, devices=2, store="disk", eval_every=1), folder) == "done"
     assert state(settings, folder, fresh=True) == "again"
+    with pytest.raises(PfedafmError, match="rounds = 3 cannot be used; accepted: 7 or more"):
+        look(Task(replace(settings, rounds=3), folder))
+    assert state(replace(settings, rounds=3), folder, longer=True) == "done"
 
 
-def test_other_settings_are_refused_with_the_differences(make, settings, tmp_path):
-    crashed(tmp_path / "run", make(settings), 3)
-    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+def test_other_settings_are_refused_with_the_differences(make, settings, folder):
+    crashed(folder, make(settings), 3)
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     other = replace(settings, learning_rate=0.5, seed=6, rounds=9)
     with pytest.raises(PfedafmError) as caught:
-        look(Task(other, tmp_path / "run"))
+        look(Task(other, folder))
     text = str(caught.value)
     assert "learning_rate: 0.05 → 0.5\n" in text and "seed: 5 → 6\n" in text
-    assert "rounds:" not in text
-    assert "--fresh" in text and "--run-dir" in text
+    assert "rounds:" not in text and "--fresh" in text and "--run-dir" in text
     with pytest.raises(PfedafmError, match="seed: 5 → 6"):
-        train_in(tmp_path / "run", make(replace(settings, seed=6)))
-    assert files == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        train_in(folder, make(replace(settings, seed=6)))
+    assert files == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_other_data_is_refused(make, settings, dataset, partition, tmp_path):
-    crashed(tmp_path / "run", make(settings), 3)
-    other = replace(dataset, digest="0" * 64)
+def test_other_data_is_refused(make, settings, dataset, partition, folder):
+    crashed(folder, make(settings), 3)
     with pytest.raises(PfedafmError, match="data: sha256"):
-        train_in(tmp_path / "run", Experiment(settings, other, partition))
+        train_in(folder, Experiment(settings, replace(dataset, digest="0" * 64), partition))
     swapped = replace(partition, train=partition.train[::-1])
     with pytest.raises(PfedafmError, match="split: sha256"):
-        train_in(tmp_path / "run", Experiment(settings, dataset, swapped))
+        train_in(folder, Experiment(settings, dataset, swapped))
 
 
-def test_fewer_rounds_than_were_done_are_refused(settings, straight):
-    with pytest.raises(PfedafmError, match="rounds = 3 cannot be used; accepted: 7 or more"):
-        look(Task(replace(settings, rounds=3), straight[1]))
-    assert state(replace(settings, rounds=3), straight[1], longer=True) == "done"
-
-
-def test_a_finished_run_without_checkpoints_is_not_thrown_away(make, settings, tmp_path):
-    train_in(tmp_path / "run", make(replace(settings, rounds=2, checkpoint_every=0)))
-    assert not checkpoint_folder(tmp_path / "run").exists()
+def test_a_finished_run_without_checkpoints_is_not_thrown_away(make, settings, folder):
+    train_in(folder, make(replace(settings, rounds=2, checkpoint_every=0)))
+    assert not checkpoint_folder(folder).exists()
     with pytest.raises(PfedafmError, match="no checkpoint to resume from; --fresh"):
-        look(Task(settings, tmp_path / "run"))
-    assert state(settings, tmp_path / "run", longer=True) == "again"
+        look(Task(settings, folder))
+    assert state(settings, folder, longer=True) == "again"
 
 
 def test_the_number_of_rounds_is_part_of_fedkd(config):
@@ -236,139 +306,27 @@ def test_the_number_of_rounds_is_part_of_fedkd(config):
     assert differences({k: v for k, v in stored.items() if k != "checkpoint_every"}, fedkd) == []
 
 
-SLOW = [
-    pytest.param(method, marks=pytest.mark.slow)
-    for method in ("lg_fedavg", "fd", "fedproto", "fml", "fedapen")
-]
-
-
-@pytest.mark.parametrize("method", ["standalone", "fedkd", *SLOW])
-def test_other_methods_go_on_too(method, make, settings, tmp_path):
-    own = replace(settings, method=method, rounds=3, checkpoint_every=1)
-    whole = make(own)
-    train_in(tmp_path / "whole", whole)
-    crashed(tmp_path / "run", make(own), 2)
-    resumed = make(own)
-    train_in(tmp_path / "run", resumed)
-    assert_same_run(resumed, tmp_path / "run", whole, tmp_path / "whole")
-
-
-def test_clients_that_hand_on_go_on_too(make, settings, tmp_path):
-    released = {"aggregation": "last", "pfedafm": {"mix_relay": True, "leak_momentum": True}}
-    own = updated(settings, {**released, "rounds": 3, "checkpoint_every": 1, "same_start": False})
-    whole = make(own)
-    train_in(tmp_path / "whole", whole)
-    crashed(tmp_path / "run", make(own), 3)
-    resumed = make(own)
-    train_in(tmp_path / "run", resumed)
-    assert_same_run(resumed, tmp_path / "run", whole, tmp_path / "whole")
-
-
-def test_a_signal_ends_the_run_after_its_round_and_saves_it(make, settings, straight, tmp_path):
-    signals = Signals()
-    notes = Notes(lambda: setattr(signals, "received", 15), 3)
-    with pytest.raises(Interrupted, match="stopped after round 3 of 7") as caught:
-        train_in(tmp_path / "run", make(settings), notes=notes, signals=signals)
-    assert caught.value.exit_code == 143
-    resumed = make(settings)
-    assert train_in(tmp_path / "run", resumed) == 3
-    assert_same_run(resumed, tmp_path / "run", *straight)
-
-
 def test_a_folder_in_use_is_refused(settings, straight):
-    _, folder = straight
     more = replace(settings, rounds=ROUNDS + 1)
-    with RunFolder(folder).lock(), pytest.raises(PfedafmError, match="in use by another run"):
-        look(Task(more, folder))
-    assert state(more, folder) == "started"
-
-
-def test_a_damaged_last_checkpoint_is_named_and_the_one_before_used(
-    make, settings, straight, tmp_path
-):
-    crashed(tmp_path / "run", make(settings), 7)  # checkpoints of rounds 2, 4 and 6
-    manifest = next(iter(Checkpoints(checkpoint_folder(tmp_path / "run")).manifests().values()))
-    largest = max(
-        (n for n in manifest["files"] if n.startswith("round-000006")),
-        key=lambda n: manifest["files"][n][0],
-    )
-    path = checkpoint_folder(tmp_path / "run") / largest
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    said: list = []
-    resumed = make(settings)
-    assert train_in(tmp_path / "run", resumed, log=said.append) == 4
-    assert len(said) == 1 and largest in said[0] and said[0].startswith("warning:")
-    assert_same_run(resumed, tmp_path / "run", *straight)
+    with RunFolder(straight[1]).lock(), pytest.raises(PfedafmError, match="in use by another run"):
+        look(Task(more, straight[1]))
+    assert state(more, straight[1]) == "started"
 
 
 def test_a_finished_run_keeps_its_last_and_its_best(straight):
     experiment, folder = straight
     kept = Checkpoints(checkpoint_folder(folder)).manifests()
-    saved = [2, 4, 6, 7]
-    best = max(saved, key=lambda n: (experiment.records[n - 1].mean_accuracy, -n))
+    best = max([2, 4, 6, 7], key=lambda n: (experiment.records[n - 1].mean_accuracy, -n))
     assert {7, best} <= set(kept) and len(kept) <= 3  # and one that shares no file with the last
     assert not set.intersection(*(set(manifest["files"]) for manifest in kept.values()))
     assert not list(folder.rglob("*.pkl")) and not list(folder.rglob("*tmp*"))
 
 
 def test_checkpoints_lie_beside_runs_where_there_is_a_place_for_them(tmp_path):
-    assert checkpoint_folder(tmp_path / "runs" / "a") == tmp_path / "runs" / "a" / "checkpoints"
+    own = tmp_path / "runs" / "a" / "checkpoints"
+    assert checkpoint_folder(tmp_path / "runs" / "a") == own
     (tmp_path / "checkpoints").mkdir()
     assert checkpoint_folder(tmp_path / "runs" / "a" / "b") == tmp_path / "checkpoints" / "a" / "b"
     assert checkpoint_folder(tmp_path / "elsewhere") == tmp_path / "elsewhere" / "checkpoints"
-    (tmp_path / "runs" / "a" / "checkpoints").mkdir(parents=True)
-    assert checkpoint_folder(tmp_path / "runs" / "a") == tmp_path / "runs" / "a" / "checkpoints"
-
-
-def test_checkpoints_change_nothing(make, settings, straight, tmp_path):
-    without = make(replace(settings, checkpoint_every=0))
-    train_in(tmp_path / "run", without)
-    assert rows(tmp_path / "run") == rows(straight[1])
-    for a, b in zip(
-        jax.tree.leaves(weights(without)), jax.tree.leaves(weights(straight[0])), strict=True
-    ):
-        assert a.tobytes() == b.tobytes()
-
-
-def test_evaluating_changes_no_weights(make, settings, straight, tmp_path):
-    often = make(replace(settings, eval_every=1, checkpoint_every=0))
-    train_in(tmp_path / "run", often)
-    assert len(often.evaluations) == ROUNDS and len(straight[0].evaluations) == 3
-    for a, b in zip(
-        jax.tree.leaves(weights(often)), jax.tree.leaves(weights(straight[0])), strict=True
-    ):
-        assert a.tobytes() == b.tobytes()
-
-
-def test_another_number_of_devices_may_go_on(make, settings, straight, tmp_path):
-    """Within tolerance of the run on one device, and the same bits each time."""
-    crashed(tmp_path / "run", make(settings), 6)
-    shutil.copytree(tmp_path / "run", tmp_path / "again")
-    pair = [make(replace(settings, devices=2)) for _ in range(2)]
-    for experiment, name in zip(pair, ("run", "again"), strict=True):
-        train_in(tmp_path / name, experiment)
-    assert_same_run(pair[0], tmp_path / "run", pair[1], tmp_path / "again")
-    chex.assert_trees_all_close(weights(pair[0]), weights(straight[0]), rtol=1e-3, atol=1e-5)
-
-
-def test_updates_that_are_not_finite_are_counted_and_survive_a_restart(make, settings, tmp_path):
-    experiment = make(settings)
-    store = experiment.state.store
-    first = draw_participants(settings.seed, 1, settings.num_clients, settings.num_participants)[0]
-    group = int(store.groups[first])
-    store.write(
-        group,
-        [first],
-        jax.tree.map(lambda leaf: np.full((1, *leaf.shape), np.nan), store.start(group)),
-    )
-    crashed(tmp_path / "run", experiment, 4)
-    assert rows(tmp_path / "run")[0]["not_finite"] == 1
-    resumed = make(settings)
-    train_in(tmp_path / "run", resumed)
-    summary = read_run(tmp_path / "run").summary
-    assert summary.diverged_at_round == 1
-    assert (
-        summary.clients_not_finite == sum(row["not_finite"] for row in rows(tmp_path / "run")) >= 1
-    )
+    own.mkdir(parents=True)
+    assert checkpoint_folder(tmp_path / "runs" / "a") == own

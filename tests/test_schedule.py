@@ -16,23 +16,16 @@ def problems(draw):
     work = draw(st.lists(st.integers(0, 100), min_size=num_clients, max_size=num_clients))
     clients = draw(st.lists(st.integers(0, num_clients - 1), unique=True))
     slots = chunk * draw(st.integers(1, 4))
-    return (
-        clients,
-        np.arange(num_clients) % num_groups,
-        np.array(work, float),
-        devices,
-        chunk,
-        slots,
-    )
+    groups, work = np.arange(num_clients) % num_groups, np.array(work, float)
+    calls = schedule(clients, groups, work, num_devices=devices, clients_per_step=chunk, slots=slots)
+    return clients, groups, work, devices, chunk, slots, calls
 
 
 @given(problems())
 @settings(max_examples=100, deadline=None)
 def test_every_client_is_covered_once_in_a_chunk_of_its_group(problem):
-    clients, groups, work, devices, chunk, slots = problem
-    calls = schedule(
-        clients, groups, work, num_devices=devices, clients_per_step=chunk, slots=slots
-    )
+    """And only the last chunk of a group is padded."""
+    clients, groups, _, devices, chunk, slots, calls = problem
     placed = [int(client) for call in calls for client in call.clients.reshape(-1) if client >= 0]
     assert sorted(placed) == sorted(clients)
     for call in calls:
@@ -43,15 +36,6 @@ def test_every_client_is_covered_once_in_a_chunk_of_its_group(problem):
             assert np.all(row[trips * chunk :] == -1), "a client that no trip reaches"
             assert all(np.any(row[trip * chunk : (trip + 1) * chunk] >= 0) for trip in range(trips))
             assert all(groups[client] == call.group for client in row if client >= 0)
-
-
-@given(problems())
-@settings(max_examples=100, deadline=None)
-def test_only_the_last_chunk_of_a_group_is_padded(problem):
-    clients, groups, work, devices, chunk, slots = problem
-    calls = schedule(
-        clients, groups, work, num_devices=devices, clients_per_step=chunk, slots=slots
-    )
     for group in set(groups[clients].tolist()) if clients else ():
         trips = sum(int(call.trips.sum()) for call in calls if call.group == group)
         assert trips == -(-int(np.sum(groups[clients] == group)) // chunk)
@@ -60,10 +44,7 @@ def test_only_the_last_chunk_of_a_group_is_padded(problem):
 @given(problems())
 @settings(max_examples=100, deadline=None)
 def test_no_device_waits_longer_than_one_chunk(problem):
-    clients, groups, work, devices, chunk, slots = problem
-    calls = schedule(
-        clients, groups, work, num_devices=devices, clients_per_step=chunk, slots=slots
-    )
+    _, _, work, devices, chunk, slots, calls = problem
     load, largest = np.zeros(devices), 0.0
     for call in calls:
         for device, row in enumerate(call.clients):
@@ -76,11 +57,14 @@ def test_no_device_waits_longer_than_one_chunk(problem):
     assert load.max() - load.min() <= largest
 
 
-def test_equal_clients_are_spread_evenly():
-    calls = schedule(
-        range(8), np.zeros(8, int), np.ones(8), num_devices=4, clients_per_step=1, slots=4
-    )
-    assert [call.trips.tolist() for call in calls] == [[2, 2, 2, 2]]
+@pytest.mark.parametrize(
+    ("clients", "devices", "slots", "trips"),
+    [(8, 4, 4, [[2, 2, 2, 2]]), (7, 1, 3, [[3], [3], [1]])],  # evenly; in several calls
+)
+def test_trips_of_equal_clients(clients, devices, slots, trips):
+    options = {"num_devices": devices, "clients_per_step": 1, "slots": slots}
+    calls = schedule(range(clients), np.zeros(clients, int), np.ones(clients), **options)
+    assert [call.trips.tolist() for call in calls] == trips
 
 
 def test_the_order_of_participants_does_not_matter():
@@ -90,13 +74,6 @@ def test_the_order_of_participants_does_not_matter():
     other = schedule([8, 5, 3, 1], groups, work, **options)
     for a, b in zip(one, other, strict=True):
         np.testing.assert_array_equal(a.clients, b.clients)
-
-
-def test_more_clients_than_slots_take_several_calls():
-    calls = schedule(
-        range(7), np.zeros(7, int), np.ones(7), num_devices=1, clients_per_step=1, slots=3
-    )
-    assert [call.trips.tolist() for call in calls] == [[3], [3], [1]]
 
 
 @pytest.mark.parametrize(
@@ -116,14 +93,10 @@ def test_draws_have_no_repetition_and_depend_on_seed_and_round_only():
     assert first.tolist() != draw_participants(4, 7, 100, 10).tolist()
 
 
-def test_everyone_is_drawn_at_full_participation():
+def test_draws_are_uniform_and_everyone_is_drawn_at_full_participation():
     assert sorted(draw_participants(0, 0, 10, 10).tolist()) == list(range(10))
-
-
-def test_draws_are_uniform():
-    counts = np.bincount(
-        np.concatenate([draw_participants(0, index, 20, 5) for index in range(2000)]), minlength=20
-    )
+    drawn = [draw_participants(0, index, 20, 5) for index in range(2000)]
+    counts = np.bincount(np.concatenate(drawn), minlength=20)
     # Mean 500, deviation √(2000 · ¼ · ¾) = 19.4: five deviations either way.
     assert np.all(np.abs(counts - 500) < 97)
 
@@ -138,13 +111,10 @@ def test_clients_stay_where_their_state_is():
     assert sorted(found[4:].tolist()) == [0, 1]
 
 
-def test_clients_move_where_others_would_wait():
+def test_clients_move_where_others_would_wait_and_where_there_are_more_devices():
     home = np.zeros(6, int)  # all of them at one process
     found = assign(range(6), np.full(6, 10.0), home, np.array([1, 1]))
     assert np.bincount(found).tolist() == [3, 3]
-
-
-def test_a_process_with_more_devices_takes_more():
     found = assign(range(8), np.full(8, 10.0), np.full(8, -1), np.array([3, 1]))
     assert np.bincount(found).tolist() == [6, 2]
 

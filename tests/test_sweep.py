@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from small import command_words
 
 from pfedafm_jax.commands import sweep as grid
 from pfedafm_jax.config import Config
@@ -15,21 +15,14 @@ from pfedafm_jax.data import Partition
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import load_data, split
 
-ROOT = Path(__file__).parent.parent
-SMALL = ["--dataset", "synthetic", "--synthetic-samples", "240", "--num-clients", "6", "--participation", "0.5",
-         "--architectures", "small_a", "--shared-extractor", "small_a", "--feature-size", "12", "--local-epochs", "1",
-         "--batch-size", "4", "--devices", "1"]  # fmt: skip
 
-
-def sweep(*arguments: str) -> int:
-    return grid.main(list(arguments))
+def sweep(*arguments: str, **settings) -> int:
+    return grid.main([*command_words(batch_size=4, **settings), *arguments])
 
 
 def score(point, *accuracies, diverged=None):
-    summary = SimpleNamespace(
-        diverged_at_round=diverged, last_ten_mean_accuracy=0.5, rounds=3, seconds=60.0
-    )
-    run: Any = SimpleNamespace(summary=summary)
+    numbers = {"last_ten_mean_accuracy": 0.5, "rounds": 3, "seconds": 60.0}
+    run: Any = SimpleNamespace(summary=SimpleNamespace(diverged_at_round=diverged, **numbers))
     return grid.Score(point, [run] * len(accuracies), accuracies)
 
 
@@ -39,19 +32,12 @@ def score(point, *accuracies, diverged=None):
 def test_the_papers_grid_is_every_combination_of_its_values():
     found = grid.points(grid.paper_grid("pfedafm"))
     assert len(found) == 4 * 2 * 4
-    assert found[0] == {
-        "batch_size": 64,
-        "local_epochs": 1,
-        "learning_rate": 0.01,
-        "pfedafm.mix_learning_rate": 0.001,
-    }
+    first = {"batch_size": 64, "local_epochs": 1, "learning_rate": 0.01}
+    assert found[0] == {**first, "pfedafm.mix_learning_rate": 0.001}
     assert len(grid.points(grid.paper_grid("fd"))) == 8
     config = grid.at(Config(), found[-1])
-    assert (config.batch_size, config.local_epochs, config.pfedafm.mix_learning_rate) == (
-        512,
-        10,
-        1.0,
-    )
+    assert (config.batch_size, config.local_epochs) == (512, 10)
+    assert config.pfedafm.mix_learning_rate == 1.0
 
 
 def test_values_are_read_as_what_they_are():
@@ -82,7 +68,7 @@ def test_a_grid_that_makes_no_sense_is_refused(word):
 )
 def test_bad_input_is_refused_before_anything_is_written(arguments, said, tmp_path):
     with pytest.raises(PfedafmError, match=said):
-        sweep(*SMALL, "--run-dir", str(tmp_path / "sweep"), *arguments)
+        sweep(*arguments, run_dir=tmp_path / "sweep")
     assert not list(tmp_path.iterdir())
 
 
@@ -105,14 +91,11 @@ def test_validation_data_take_the_place_of_test_data_which_are_in_no_part():
 
 def test_the_best_mean_over_seeds_is_chosen_and_a_diverged_setting_never():
     a, b = score({"learning_rate": 0.1}, 0.9, 0.5), score({"learning_rate": 0.2}, 0.75, 0.75)
-    c, d = (
-        score({"learning_rate": 1.0}, 0.99, 0.99, diverged=2),
-        score({"learning_rate": 2.0}, 0.8, None),
-    )
+    c = score({"learning_rate": 1.0}, 0.99, 0.99, diverged=2)
+    d = score({"learning_rate": 2.0}, 0.8, None)
     assert [s.point["learning_rate"] for s in grid.ranked([a, b, c, d])] == [0.2, 0.1, 1.0, 2.0]
-    assert (
-        grid.ranked([a, score({"learning_rate": 0.3}, 0.7, 0.7)])[0] is a
-    )  # equal: the grid's own order
+    equal = score({"learning_rate": 0.3}, 0.7, 0.7)
+    assert grid.ranked([a, equal])[0] is a  # the grid's own order
     _, rows = grid.rows([a, b, c])
     assert rows[0] == ["1", "0.2", "75.00 ± 0.00", "50.00", "3", "2.0"]
     assert "diverged at round 2" in rows[2][2]
@@ -128,59 +111,39 @@ def test_influence_is_how_far_the_values_of_a_setting_are_apart_over_the_others(
     assert sorted(text.get_text() for text in axes.texts) == ["50.00", "60.00", "80.00", "90.00"]
 
 
-def test_a_configuration_file_gives_back_its_settings(tmp_path):
-    config = grid.at(Config(architectures=("cnn1", "cnn5"), flip=True, method="fedkd"),
-                     {"learning_rate": 1e-5, "fedkd.coding": "none", "pfedafm.mix_fixed": 0.5})  # fmt: skip
-    (tmp_path / "best.toml").write_text(config.toml("two\nlines"))
-    assert Config.load(tmp_path / "best.toml") == config
-
-
 # -------------------------------------------------------------------------------------- the command
 
 
 def test_the_command_chooses_goes_on_and_leaves_a_configuration(tmp_path, capsys):
     folder = tmp_path / "sweep"
-    arguments = [*SMALL, "--method", "standalone", "--run-dir", str(folder), "--rounds", "4", "--halving",
-                 "--grid", "learning_rate=0.000001,0.1"]  # fmt: skip
-    assert sweep(*arguments) == 0
+    settings = {"method": "standalone", "run_dir": folder, "rounds": 4}
+    settings["grid"] = "learning_rate=0.000001,0.1"
+    assert sweep("--halving", **settings) == 0
     content = json.loads((folder / "sweep.json").read_text())
     assert [entry["point"]["learning_rate"] for entry in content] == [0.1, 1e-6]
-    assert [entry["rounds"] for entry in content] == [
-        [4],
-        [1],
-    ]  # the worse half was left after a quarter
+    assert [entry["rounds"] for entry in content] == [[4], [1]]  # the worse left after a quarter
     rounds = (folder / "learning_rate=0.1" / "seed0" / "rounds.jsonl").read_text().splitlines()
     assert content[0]["accuracy"] == json.loads(rounds[3])["all_clients_accuracy"]
     with np.load(folder / "learning_rate=0.1" / "seed0" / "partition.npz") as parts:
         assert parts["validation_sizes"].sum() == 0
         assert len(parts["train"]) + len(parts["test"]) < 240 * 0.85
     best = Config.load(folder / "best.toml")
-    assert (best.learning_rate, best.method, best.validation_fraction, best.rounds) == (
-        0.1,
-        "standalone",
-        0.0,
-        4,
-    )
+    assert (best.learning_rate, best.method) == (0.1, "standalone")
+    assert (best.validation_fraction, best.rounds) == (0.0, 4)
     assert (folder / "sweep.png").stat().st_size > 5000
     assert "| 1 | 0.1 |" in (folder / "sweep.md").read_text()
     capsys.readouterr()
-    assert sweep(*arguments) == 0
+    assert sweep("--halving", **settings) == 0
     again = capsys.readouterr().out
     assert "2 runs of 1 rounds, 2 of them done" in again and "round 1/" not in again
 
 
 def test_data_of_ones_own_is_swept_like_any(tmp_path, dataset):
     np.savez(tmp_path / "mine.npz", images=dataset.images, labels=dataset.labels)
-    own = ["--dataset", f"npz:{tmp_path / 'mine.npz'}", "--method", "standalone", "--rounds", "1"]
-    arguments = [
-        *SMALL[4:],
-        *own,
-        "--run-dir",
-        str(tmp_path / "sweep"),
-        "--grid",
-        "learning_rate=0.01,0.1",
-    ]
-    assert sweep(*arguments, "--drop-checkpoints") == 0
+    own = f"npz:{tmp_path / 'mine.npz'}"
+    settings = {"method": "standalone", "rounds": 1, "run_dir": tmp_path / "sweep"}
+    settings["grid"] = "learning_rate=0.01,0.1"
+    assert sweep("--drop-checkpoints", dataset=own, **settings) == 0
     assert len(json.loads((tmp_path / "sweep" / "sweep.json").read_text())) == 2
-    assert Config.load(tmp_path / "sweep" / "best.toml").dataset == own[1]
+    assert Config.load(tmp_path / "sweep" / "best.toml").dataset == own
     assert not list((tmp_path / "sweep").rglob("round-*"))  # the checkpoints

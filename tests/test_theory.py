@@ -76,14 +76,8 @@ def test_the_bound_holds_for_plain_sgd_and_is_void_for_too_large_a_step():
     for _ in range(rounds * steps):
         norms.append(np.sum(np.square(CURVATURE * (h - CENTRES.mean(axis=0)))))
         h = h - eta * CURVATURE * (h - CENTRES[random.choice(24, 8, replace=False)].mean(axis=0))
-    constants = {
-        "L1": 4.0,
-        "sigma2": SIGMA2,
-        "delta2": 0.0,
-        "Delta": excess,
-        "E": steps,
-        "eta": eta,
-    }
+    constants = {"L1": 4.0, "sigma2": SIGMA2, "delta2": 0.0, "Delta": excess}
+    constants |= {"E": steps, "eta": eta}
     limit = theory.bound(rounds, **constants)
     assert limit is not None and np.mean(norms) < limit < 10 * np.mean(norms)
     assert theory.bound(rounds, **{**constants, "eta": 0.5}) is None
@@ -114,26 +108,22 @@ def test_extractors_trained_again_average_to_the_servers(config, dataset, partit
     scores = programs.method.predict(
         architecture, before[client], {"shared_extractor": old}, images
     )["mixed"]
-    losses = optax.softmax_cross_entropy_with_integer_labels(
-        scores, jnp.asarray(dataset.labels[rows], jnp.int32)
-    )
+    labels = jnp.asarray(dataset.labels[rows], jnp.int32)
+    losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
     assert visit["loss"]["start"] == pytest.approx(float(losses.mean()), rel=1e-4)
     assert visit["variation"] == pytest.approx(theory.squared_distance(own[0], new), rel=1e-3)
     assert visit["steps"] == 2 * -(-len(rows) // 8)
     # One step of plain gradient descent lowers the loss by about η‖∇L‖².
     fallen = visit["loss"]["start"] - visit["loss"]["step"]
-    assert fallen == pytest.approx(
-        config.learning_rate * visit["squared_gradient"]["start"], rel=0.2
-    )
+    foreseen = config.learning_rate * visit["squared_gradient"]["start"]
+    assert fallen == pytest.approx(foreseen, rel=0.2)
 
 
 def test_the_theorems_rounds_are_the_visits_of_a_client(config):
     everyone = dataclasses.replace(config, participation=1.0)
     assert theory.visits_per_client(everyone, [1, 2, 5]) == [1, 2, 5]
-    first, second = (
-        set(draw_participants(config.seed, number, 6, 3).tolist()) for number in (1, 2)
-    )
-    assert theory.visits_per_client(config, [1, 2]) == [1, 6 / len(first | second)]
+    drawn = [draw_participants(config.seed, number, 6, 3) for number in (1, 2)]
+    assert theory.visits_per_client(config, [1, 2]) == [1, 6 / len(set(np.ravel(drawn)))]
 
 
 def test_a_study_is_measured_drawn_and_told(config, tmp_path):
@@ -143,12 +133,8 @@ def test_a_study_is_measured_drawn_and_told(config, tmp_path):
     assert any("round 3/3" in line for line in lines)
     assert len(result["T"]) == len(result["average"]) == 3
     assert all(len(row["visits"]) == 3 for row in result["rounds"])
-    ratios = [
-        v
-        for row in result["rounds"]
-        for visit in row["visits"]
-        for v in visit["smoothness"].values()
-    ]
+    visits = [visit for row in result["rounds"] for visit in row["visits"]]
+    ratios = [value for visit in visits for value in visit["smoothness"].values()]
     assert result["constants"]["L1"] == max(ratios) and result["lemmas"]["visits"] == 9
     assert result["constants"]["Delta"] == pytest.approx(np.log(4), rel=0.1)
     assert plots.save(fig_theory.figure(result), tmp_path / "theory.png").stat().st_size > 20_000

@@ -12,9 +12,10 @@ KEY = jax.random.key(7)
 fast_augment = jax.jit(augment, static_argnames=("flip", "erase", "crop"))
 
 
-def some_images(num: int, height: int = 32, width: int = 32) -> np.ndarray:
+def some_images(num: int, *shape: int) -> np.ndarray:
     # No zeros, so that every zero in the result was put there by erasing or padding.
-    return np.random.default_rng(0).uniform(1, 2, (num, height, width, 3)).astype(np.float32)
+    shape = shape or (32, 32, 3)
+    return np.random.default_rng(0).uniform(1, 2, (num, *shape)).astype(np.float32)
 
 
 def in_numpy(key, images: np.ndarray, *, flip: bool, erase: bool, crop: bool) -> np.ndarray:
@@ -61,8 +62,9 @@ def test_equals_the_numpy_version(flip, erase, crop):
     np.testing.assert_array_equal(found, in_numpy(KEY, images, flip=flip, erase=erase, crop=crop))
 
 
-def test_equals_the_numpy_version_on_other_sizes():
-    images = some_images(16, 20, 28)
+@pytest.mark.parametrize("shape", [(20, 28, 3), (28, 28, 1)])
+def test_equals_the_numpy_version_on_other_sizes(shape):
+    images = some_images(16, *shape)
     found = fast_augment(KEY, jnp.asarray(images))
     np.testing.assert_array_equal(found, in_numpy(KEY, images, flip=True, erase=True, crop=True))
 

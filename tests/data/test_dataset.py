@@ -37,9 +37,8 @@ def test_a_folder_with_one_subfolder_for_each_class(tmp_path):
     found = load_dataset(f"folder:{tmp_path}")
     assert found.images.shape == (6, 6, 8, 3) and found.num_train == 6 and found.num_classes == 3
     assert found.labels.tolist() == [0, 0, 1, 1, 2, 2]  # cat, dog, eel
-    np.testing.assert_array_equal(
-        found.images[2], np.asarray(Image.open(tmp_path / "dog" / "0.png").convert("RGB"))
-    )
+    dog = np.asarray(Image.open(tmp_path / "dog" / "0.png").convert("RGB"))
+    np.testing.assert_array_equal(found.images[2], dog)
     before = found.digest
     picture(tmp_path / "dog" / "0.png", seed=99)
     assert load_dataset(f"folder:{tmp_path}").digest != before
@@ -116,14 +115,12 @@ def test_arrays_in_a_file_under_three_sets_of_names(tmp_path):
     found = load_dataset(f"npz:{path}")
     assert found.images.shape == (60, 28, 28, 1) and found.num_train == 60
     assert found.num_classes == 3
+    parts = images[:50], labels[:50], images[50:], labels[50:]
     for names in (
-        ("train_images", "train_labels", "test_images", "test_labels"),
-        ("x_train", "y_train", "x_test", "y_test"),
+        "train_images train_labels test_images test_labels",
+        "x_train y_train x_test y_test",
     ):
-        np.savez(
-            path,
-            **dict(zip(names, (images[:50], labels[:50], images[50:], labels[50:]), strict=True)),
-        )
+        np.savez(path, **dict(zip(names.split(), parts, strict=True)))
         other = load_dataset("npz:digits.npz", tmp_path)
         np.testing.assert_array_equal(other.images, found.images)
         assert other.num_train == 50 and other.digest != found.digest
@@ -132,18 +129,12 @@ def test_arrays_in_a_file_under_three_sets_of_names(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (
-            {"labels": np.arange(60) % 3 + 1},
-            "labels are 1, 2, 3, and no image has label 0; accepted: 0 to 2",
-        ),
+        ({"labels": np.arange(60) % 3 + 1}, "no image has label 0; accepted: 0 to 2"),
         ({"labels": np.zeros(60, int)}, "one class only"),
         ({"labels": np.arange(59) % 3}, "60 integers, one per image"),
         ({"images": np.zeros((60, 4, 4))}, "train_images is float64"),
         ({"images": np.array(3, np.uint8)}, r"train_images is uint8 \(1,\)"),
-        (
-            {"test_images": np.zeros((1, 4, 4), np.uint8)},
-            "holds images, labels, test_images; accepted",
-        ),
+        ({"test_images": np.zeros((1, 4, 4), np.uint8)}, "holds images, labels, test_images;"),
         (
             {"test_images": np.zeros((1, 5, 4), np.uint8), "test_labels": np.zeros(1, int)},
             "both must be the same",
@@ -157,19 +148,11 @@ def test_arrays_that_cannot_be_used_are_named(content, said, tmp_path):
         load_dataset(f"npz:{tmp_path / 'x.npz'}")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "npz:{}/absent.npz",
-        "npz:{}",
-        "npz:{}/text.npz",
-        "npz:{}/pipe",
-        "npz:/dev/zero",
-        "npz:a\0b",
-        "folder:{}/absent",
-        "folder:a\0b",
-    ],
-)
+UNREADABLE = ["npz:{}/absent.npz", "npz:{}", "npz:{}/text.npz", "npz:{}/pipe", "npz:/dev/zero", "npz:a\0b",
+              "folder:{}/absent", "folder:a\0b"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
 def test_files_that_cannot_be_read_are_named(name, tmp_path):
     (tmp_path / "text.npz").write_text("hello")
     os.mkfifo(tmp_path / "pipe")
@@ -184,49 +167,37 @@ def prepared_tfds(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
         name, VERSION = "shades", tfds.core.Version("1.0.0")
 
         def _info(self):
-            features = {
-                "image": tfds.features.Image(shape=(28, 28, 1)),
-                "label": tfds.features.ClassLabel(num_classes=3),
-            }
-            features = tfds.features.FeaturesDict(features)
-            return tfds.core.DatasetInfo(
-                builder=self, features=features, supervised_keys=("image", "label")
-            )
+            image = tfds.features.Image(shape=(28, 28, 1))
+            label = tfds.features.ClassLabel(num_classes=3)
+            features = tfds.features.FeaturesDict({"image": image, "label": label})
+            names = ("image", "label")
+            return tfds.core.DatasetInfo(builder=self, features=features, supervised_keys=names)
 
         def _split_generators(self, dl_manager):
-            return {
-                "train": self._generate_examples(0, 50),
-                "test": self._generate_examples(50, 60),
-            }
+            train, test = self._generate_examples(0, 50), self._generate_examples(50, 60)
+            return {"train": train, "test": test}
 
         def _generate_examples(self, first, last):
             for number in range(first, last):
-                yield (
-                    number,
-                    {"image": Image.fromarray(images[number]), "label": int(labels[number])},
-                )
+                image = Image.fromarray(images[number])
+                yield number, {"image": image, "label": int(labels[number])}
 
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         Shades(data_dir=str(folder), file_format="array_record").download_and_prepare()
 
 
 def test_any_dataset_that_tfds_has_prepared(tmp_path):
+    def by_content(images, labels):
+        return {one.tobytes(): int(label) for one, label in zip(images, labels, strict=True)}
+
     images, labels = digits()
     prepared_tfds(tmp_path, images, labels)
     for given in (tmp_path, tmp_path / "shades" / "1.0.0"):
         found = load_dataset("tfds:shades", given)
         assert found.image_shape == (28, 28, 1) and found.num_train == 50 and found.num_classes == 3
-        shown = {
-            image.tobytes(): int(label)
-            for image, label in zip(found.images[..., 0], found.labels, strict=True)
-        }
-        assert shown == {
-            image.tobytes(): int(label) for image, label in zip(images, labels, strict=True)
-        }
+        assert by_content(found.images[..., 0], found.labels) == by_content(images, labels)
     assert load_dataset("tfds:shades", tmp_path, image_size=8).image_shape == (8, 8, 1)
-    with pytest.raises(
-        PfedafmError, match=r"tfds:absent is not prepared in .*tfds build absent .*--data-dir"
-    ):
+    with pytest.raises(PfedafmError, match=r"not prepared in .*tfds build absent .*--data-dir"):
         load_dataset("tfds:absent", tmp_path, offline=True)
     with pytest.raises(PfedafmError, match="TFDS has no dataset 'absent'"):
         load_dataset("tfds:absent", tmp_path, log=lambda line: None)
@@ -242,9 +213,7 @@ def test_own_arrays_grey_of_any_size():
     assert not dataset.images.flags.writeable
     other = dataset_from_arrays("mine", train, np.array([0, 1, 2, 1]), train[:1], np.array([1]))
     assert dataset.digest != other.digest and len(dataset.digest) == 64
-
-
-def test_constant_channel_has_a_usable_std():
+    # A channel that is constant has a usable deviation.
     images = np.full((3, 4, 4, 2), 51, np.uint8)
     dataset = dataset_from_arrays("flat", images, np.zeros(3, int), images[:0], np.zeros(0, int))
     np.testing.assert_allclose(dataset.mean, (0.2, 0.2))
@@ -266,11 +235,7 @@ def test_constant_channel_has_a_usable_std():
 )
 def test_own_arrays_that_do_not_fit_are_refused(change, message):
     images, labels = np.zeros((2, 4, 4, 3), np.uint8), np.array([0, 1])
-    good = {
-        "train_images": images,
-        "train_labels": labels,
-        "test_images": images,
-        "test_labels": labels,
-    }
+    good = {"train_images": images, "train_labels": labels}
+    good |= {"test_images": images, "test_labels": labels}
     with pytest.raises(PfedafmError, match=message):
         dataset_from_arrays("mine", **{**good, **change})

@@ -41,10 +41,8 @@ def problems(draw):
 def test_no_class_is_dealt_twice_to_a_client_and_classes_have_equally_many_owners(
     num_clients, num_classes, data
 ):
-    k = data.draw(st.integers(1, num_classes))
-    owned = draw_classes(
-        np.random.default_rng(data.draw(st.integers(0, 999))), num_clients, k, num_classes
-    )
+    k, random = data.draw(st.integers(1, num_classes)), data.draw(st.integers(0, 999))
+    owned = draw_classes(np.random.default_rng(random), num_clients, k, num_classes)
     assert all(len(mine) == len(set(mine)) == k for mine in owned)
     owners = np.bincount(np.concatenate(owned), minlength=num_classes)
     assert owners.max() - owners.min() <= 1 and owners.sum() == num_clients * k
@@ -54,17 +52,12 @@ def test_no_class_is_dealt_twice_to_a_client_and_classes_have_equally_many_owner
 @QUICK
 def test_pathological_paper_split(problem, k, validation_fraction, seed):
     labels, num_train, num_clients, num_classes = problem
-    options: dict[str, Any] = dict(
-        classes_per_client=k,
-        validation_fraction=validation_fraction,
-        seed=seed,
-        num_classes=num_classes,
-    )
+    options: dict[str, Any] = dict(classes_per_client=k, validation_fraction=validation_fraction)
+    options |= {"seed": seed, "num_classes": num_classes}
     try:
         split = make_partition(labels, num_train, num_clients, **options)
     except PfedafmError:
-        # Only ever refused for a reason: too many classes asked for, or a class too small for its
-        # owners.
+        # Only for a reason: too many classes asked for, or a class too small for its owners.
         owners = -(-num_clients * k // num_classes)
         per_owner = -(-(2 + (validation_fraction > 0)) // k)
         smallest = np.bincount(labels, minlength=num_classes).min() if len(labels) else 0
@@ -82,9 +75,8 @@ def test_pathological_paper_split(problem, k, validation_fraction, seed):
 @QUICK
 def test_dirichlet_paper_split_ends_and_everyone_has_enough(problem, gamma, min_samples, seed):
     labels, num_train, num_clients, num_classes = problem
-    options: dict[str, Any] = dict(
-        kind="dirichlet", gamma=gamma, min_samples=min_samples, seed=seed, num_classes=num_classes
-    )
+    options: dict[str, Any] = dict(kind="dirichlet", gamma=gamma, min_samples=min_samples)
+    options |= {"seed": seed, "num_classes": num_classes}
     if len(labels) == 0 or num_clients * max(min_samples, 2) > len(labels):
         with pytest.raises(PfedafmError):
             make_partition(labels, num_train, num_clients, **options)
@@ -105,10 +97,8 @@ def check_cuts(
         assert bool(len(validation)) == (validation_fraction > 0)
         assert abs(len(test) - 0.2 * total) <= 1  # 8:2 within one sample
         assert abs(len(validation) - validation_fraction * (total - len(test))) <= 1
-        mine, tested = (
-            np.bincount(labels[part], minlength=num_classes)
-            for part in (np.concatenate([train, test, validation]), test)
-        )
+        whole = np.concatenate([train, test, validation])
+        mine, tested = (np.bincount(labels[p], minlength=num_classes) for p in (whole, test))
         # The same mixture of classes: no class is off its exact share by one or more.
         assert (np.abs(tested - mine * len(test) / total) < 1 + 1e-9).all()
 
@@ -122,18 +112,10 @@ def check_cuts(
 @QUICK
 def test_authors_split_keeps_the_official_parts_apart(problem, kind, validation_fraction, seed):
     labels, num_train, num_clients, num_classes = problem
-    options: dict[str, Any] = dict(
-        kind=kind, protocol="authors", classes_per_client=1, min_samples=5, seed=seed
-    )
+    options: dict[str, Any] = dict(kind=kind, protocol="authors", classes_per_client=1, seed=seed)
+    options |= {"min_samples": 5, "validation_fraction": validation_fraction}
     try:
-        split = make_partition(
-            labels,
-            num_train,
-            num_clients,
-            num_classes=num_classes,
-            validation_fraction=validation_fraction,
-            **options,
-        )
+        split = make_partition(labels, num_train, num_clients, num_classes=num_classes, **options)
     except PfedafmError:
         return  # how little is too little is checked below and in the paper splits
     indices = all_indices(split)
@@ -174,28 +156,23 @@ def test_authors_split_of_cifar_uses_40000_and_10000_in_the_same_shares():
     split = make_partition(CIFAR_LIKE, 50000, 10, protocol="authors", seed=42)
     assert sum(map(len, split.train)) == 40000 and sum(map(len, split.test)) == 10000
     for train, test in zip(split.train, split.test, strict=True):
-        trained, tested = (
-            np.bincount(CIFAR_LIKE[part], minlength=10) / len(part) for part in (train, test)
-        )
-        np.testing.assert_allclose(trained, tested, atol=0.02)
+        counts = (np.bincount(CIFAR_LIKE[part], minlength=10) for part in (train, test))
+        shares = [count / count.sum() for count in counts]
+        np.testing.assert_allclose(*shares, atol=0.02)
 
 
 def test_smaller_gamma_is_more_unequal():
     spread = []
     for gamma in (0.1, 1.0, 10.0):
-        counts = make_partition(CIFAR_LIKE, 50000, 20, kind="dirichlet", gamma=gamma).class_counts(
-            CIFAR_LIKE, 10
-        )
-        spread.append(np.std(counts))
+        split = make_partition(CIFAR_LIKE, 50000, 20, kind="dirichlet", gamma=gamma)
+        spread.append(np.std(split.class_counts(CIFAR_LIKE, 10)))
     assert spread[0] > 1.5 * spread[1] > 3 * spread[2]
 
 
 def test_repair_gives_everyone_enough_when_redraws_do_not():
-    # At gamma 0.001 a class falls whole to one client: 2 classes, so 48 of 50 clients go empty
-    # without repair.
-    counts, tests = dirichlet_counts(
-        np.random.default_rng(0), 0.001, 50, [np.array([300, 300]), np.array([40, 10])], [12, 1]
-    )
+    # At gamma 0.001 a class falls whole to one client: 48 of 50 go empty without repair.
+    images = [np.array([300, 300]), np.array([40, 10])]
+    counts, tests = dirichlet_counts(np.random.default_rng(0), 0.001, 50, images, [12, 1])
     assert (counts.sum(axis=1) >= 12).all() and (counts.sum(axis=0) == [300, 300]).all()
     assert (tests.sum(axis=1) == 1).all() and (tests.sum(axis=0) == [40, 10]).all()
 
@@ -203,9 +180,7 @@ def test_repair_gives_everyone_enough_when_redraws_do_not():
 def test_same_seed_same_split_another_seed_another():
     first, same, other = (make_partition(CIFAR_LIKE, 50000, 10, seed=seed) for seed in (1, 1, 2))
     assert all((a == b).all() for a, b in zip(first.train, same.train, strict=True))
-    assert any(
-        len(a) != len(b) or (a != b).any() for a, b in zip(first.train, other.train, strict=True)
-    )
+    assert not all(np.array_equal(a, b) for a, b in zip(first.train, other.train, strict=True))
 
 
 def test_validation_is_cut_from_train_and_leaves_test_alone():
@@ -219,12 +194,10 @@ def test_validation_is_cut_from_train_and_leaves_test_alone():
 
 
 def test_apportion_by_hand():
-    np.testing.assert_array_equal(apportion(10, np.array([1, 1, 1])), [4, 3, 3])
-    np.testing.assert_array_equal(
-        apportion(7, np.array([0.5, 0.3, 0.2])), [4, 2, 1]
-    )  # 3.5, 2.1, 1.4
-    np.testing.assert_array_equal(apportion(5, np.array([100.0, 1.0, 1.0]), least=1), [3, 1, 1])
-    np.testing.assert_array_equal(apportion(0, np.array([2.0, 1.0])), [0, 0])
+    assert apportion(10, np.array([1, 1, 1])).tolist() == [4, 3, 3]
+    assert apportion(7, np.array([0.5, 0.3, 0.2])).tolist() == [4, 2, 1]  # 3.5, 2.1, 1.4
+    assert apportion(5, np.array([100.0, 1.0, 1.0]), least=1).tolist() == [3, 1, 1]
+    assert apportion(0, np.array([2.0, 1.0])).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -237,19 +210,13 @@ def test_apportion_by_hand():
         ({"num_clients": 0}, "num_clients = 0"),
         ({"num_clients": 101}, "num_clients = 101 cannot be used; accepted: 1 to 100"),
         ({"num_clients": 51}, "class . has 10 images to deal, too few for the 11 clients"),
-        (
-            {"kind": "dirichlet", "num_clients": 11},
-            "11 clients with at least 10 images each need 110",
-        ),
+        ({"kind": "dirichlet", "num_clients": 11}, "11 clients with at least 10 images each"),
         ({"kind": "dirichlet", "gamma": 0.0}, "gamma = 0.0"),
         ({"kind": "dirichlet", "gamma": float("nan")}, "gamma = nan"),
         ({"test_fraction": 1.0}, "test_fraction = 1.0"),
         ({"validation_fraction": -0.1}, "validation_fraction = -0.1"),
         ({"num_train": 101}, "num_train = 101"),
-        (
-            {"num_classes": 9},
-            "num_classes = 9 cannot be used; accepted: more than the largest label, 9",
-        ),
+        ({"num_classes": 9}, "num_classes = 9 .*accepted: more than the largest label, 9"),
         ({"seed": -1}, "seed = -1"),
         ({"protocol": "authors", "num_train": 100}, "has 0 images to deal"),
         ({"labels": np.zeros(0, int)}, "labels is"),
@@ -257,14 +224,9 @@ def test_apportion_by_hand():
     ],
 )
 def test_impossible_settings_are_refused_by_name(options, message):
-    given_options = {
-        "labels": np.tile(np.arange(10), 10),
-        "num_train": 80,
-        "num_clients": 5,
-        **options,
-    }
+    usual = {"labels": np.tile(np.arange(10), 10), "num_train": 80, "num_clients": 5}
     with pytest.raises(PfedafmError, match=message):
-        make_partition(**given_options)
+        make_partition(**{**usual, **options})
 
 
 def test_saved_partition_comes_back(tmp_path):
@@ -283,16 +245,12 @@ def test_damaged_partition_file_is_named(tmp_path):
     path = tmp_path / "split.npz"
     with pytest.raises(PfedafmError, match="cannot be read"):
         Partition.load(path)
-    for num, accepted in (
-        (3, True),
-        (4, False),
-    ):  # sizes 0 + 1 + 2 are 3 indices, 0 + 1 + 2 + 3 are not 4
-        fake: dict[str, Any] = {
-            f"{part}{end}": np.arange(num) for part in PARTS for end in ("", "_sizes")
-        }
-        np.savez(path, **fake)
-        if accepted:
-            assert Partition.load(path).num_clients == 3
-        else:
-            with pytest.raises(PfedafmError, match="do not add up"):
-                Partition.load(path)
+
+    def fake(num: int) -> dict[str, Any]:  # sizes 0 + 1 + 2 are 3 indices, 0 + 1 + 2 + 3 are not 4
+        return {f"{part}{end}": np.arange(num) for part in PARTS for end in ("", "_sizes")}
+
+    np.savez(path, **fake(3))
+    assert Partition.load(path).num_clients == 3
+    np.savez(path, **fake(4))
+    with pytest.raises(PfedafmError, match="do not add up"):
+        Partition.load(path)

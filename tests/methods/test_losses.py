@@ -48,23 +48,15 @@ def test_padding_takes_no_part_in_a_divergence():
 
 def test_probability_targets_keep_the_distillation_of_fd_bounded():
     # With raw logits as the target, a student with logits (s, 0, 0) is paid -7 s for growing.
-    raw, student, scales = (
-        jnp.array([[5.0, -3.0, -4.0]]),
-        jnp.array([[1.0, 0.0, 0.0]]),
-        (1.0, 5.0, 20.0, 50.0),
-    )
-    runaway = [float(soft_cross_entropy(scale * student, raw)[0]) for scale in scales]
-    np.testing.assert_allclose(runaway, [-8.1, -35, -140, -350], rtol=0.01)
-    assert (
-        min(float(soft_cross_entropy(scale * student, jax.nn.softmax(raw))[0]) for scale in scales)
-        >= 0
-    )
+    raw, student = jnp.array([[5.0, -3.0, -4.0]]), jnp.array([[1.0, 0.0, 0.0]])
+    scaled = student * jnp.array([[1.0], [5.0], [20.0], [50.0]])
+    np.testing.assert_allclose(soft_cross_entropy(scaled, raw), [-8.1, -35, -140, -350], rtol=0.01)
+    assert np.min(soft_cross_entropy(scaled, jax.nn.softmax(raw))) >= 0
 
 
 def test_squared_distance_is_a_mean_over_features():
-    np.testing.assert_allclose(
-        squared_distance(jnp.array([[1.0, 2.0], [0.0, 0.0]]), jnp.zeros((2, 2))), [2.5, 0.0]
-    )
+    apart = squared_distance(jnp.array([[1.0, 2.0], [0.0, 0.0]]), jnp.zeros((2, 2)))
+    np.testing.assert_allclose(apart, [2.5, 0.0])
 
 
 def client_data(labels, num_train, longest) -> ClientData:
@@ -72,28 +64,19 @@ def client_data(labels, num_train, longest) -> ClientData:
     images[:, 0, 0, 0] = np.arange(len(labels)) * 51  # 0, 0.2, 0.4, … after scaling
     train = np.zeros(longest, np.int32)
     train[:num_train] = np.arange(num_train)
-    count = jnp.int32(num_train)
-    return ClientData(
-        jnp.array(images),
-        jnp.array(labels, jnp.int32),
-        jnp.array(train),
-        count,
-        jnp.array(train),
-        count,
-    )
+    rows = jnp.array(train), jnp.int32(num_train)
+    return ClientData(jnp.array(images), jnp.array(labels, jnp.int32), *rows, *rows)
 
 
-def test_class_means_leave_out_padding_and_absent_classes():
+def test_class_means_leave_out_padding_absent_classes_and_empty_slots():
+    def pixel(images):
+        return images.reshape(-1, 1)
+
     data = client_data([0, 2, 0, 0, 2, 1], num_train=5, longest=7)
-    means, counts = class_means(TRAINING, lambda images: images.reshape(-1, 1), data, 4)
+    means, counts = class_means(TRAINING, pixel, data, 4)
     np.testing.assert_allclose(counts, [3, 0, 2, 0])
     np.testing.assert_allclose(means[:, 0], [(0 + 0.4 + 0.6) / 3, 0, (0.2 + 0.8) / 2, 0], rtol=1e-6)
-
-
-def test_class_means_of_an_empty_slot_are_finite():
-    means, counts = class_means(
-        TRAINING, lambda images: images.reshape(-1, 1), client_data([0, 1], 0, 2), 3
-    )
+    means, counts = class_means(TRAINING, pixel, client_data([0, 1], 0, 2), 3)
     assert not np.any(means) and not np.any(counts)
 
 
@@ -102,9 +85,8 @@ def test_class_means_of_an_empty_slot_are_finite():
     [("samples", 5.0, [3, 0, 2]), ("uniform", 1.0, [1, 0, 1]), ("samples", 0.0, [0, 0, 0])],
 )
 def test_class_weights(aggregation, weight, expected):
-    np.testing.assert_array_equal(
-        class_weights(aggregation, jnp.array([3.0, 0.0, 2.0]), jnp.float32(weight)), expected
-    )
+    found = class_weights(aggregation, jnp.array([3.0, 0.0, 2.0]), jnp.float32(weight))
+    np.testing.assert_array_equal(found, expected)
 
 
 # ---------------------------------------------------------------------------------- against PyTorch
@@ -130,8 +112,10 @@ def compare(ours, theirs, arrays) -> None:
         np.testing.assert_allclose(gradient, tensor.grad.numpy(), rtol=1e-4, atol=1e-6)
 
 
-def torch_kl(torch, target, logits, reduction="batchmean"):
+def torch_kl(torch, target, logits, own=None):
     f = torch.nn.functional
+    reduction = "mean" if own and own.kl == "element_mean" else "batchmean"
+    target = target.detach() if own is None or own.detach_targets else target
     return f.kl_div(f.log_softmax(logits, -1), f.softmax(target, -1), reduction=reduction)
 
 
@@ -142,21 +126,14 @@ def torch_kl(torch, target, logits, reduction="batchmean"):
 def test_fml_loss_and_gradients_equal_pytorch(own):
     def theirs(torch, labels, private, shared):
         ce = torch.nn.functional.cross_entropy
-        reduction = "mean" if own.kl == "element_mean" else "batchmean"
-        hold = (lambda t: t.detach()) if own.detach_targets else (lambda t: t)
-        loss_f = own.alpha * ce(private, labels) + (1 - own.alpha) * torch_kl(
-            torch, hold(shared), private, reduction
-        )
-        loss_g = own.beta * ce(shared, labels) + (1 - own.beta) * torch_kl(
-            torch, hold(private), shared, reduction
-        )
-        return loss_f + loss_g
+        kl_f, kl_g = torch_kl(torch, shared, private, own), torch_kl(torch, private, shared, own)
+        loss_f = own.alpha * ce(private, labels) + (1 - own.alpha) * kl_f
+        return loss_f + own.beta * ce(shared, labels) + (1 - own.beta) * kl_g
 
-    compare(
-        lambda labels, weights, f, g: mutual_loss(own, f, g, labels, weights),
-        theirs,
-        [PRIVATE, SHARED],
-    )
+    def ours(labels, weights, f, g):
+        return mutual_loss(own, f, g, labels, weights)
+
+    compare(ours, theirs, [PRIVATE, SHARED])
 
 
 @pytest.mark.filterwarnings("ignore:reduction:UserWarning")
@@ -171,28 +148,12 @@ def test_fml_loss_and_gradients_equal_pytorch(own):
 def test_fedkd_loss_and_gradients_equal_pytorch(own):
     def theirs(torch, labels, private, shared, features_f, features_g):
         f = torch.nn.functional
-        reduction = "mean" if own.kl == "element_mean" else "batchmean"
-        hold = (lambda t: t.detach()) if own.detach_targets else (lambda t: t)
-        ce_f, ce_g = f.cross_entropy(private, labels), f.cross_entropy(shared, labels)
-        c = torch.clamp(ce_f + ce_g, min=own.denominator_floor)
+        still = [t.detach() if own.detach_targets else t for t in (features_f, features_g)]
+        ce = f.cross_entropy(private, labels) + f.cross_entropy(shared, labels)
+        c = torch.clamp(ce, min=own.denominator_floor)
         c = c.detach() if own.detach_denominator else c
-        loss_f = (
-            ce_f
-            + (
-                torch_kl(torch, hold(shared), private, reduction)
-                + f.mse_loss(features_f, hold(features_g))
-            )
-            / c
-        )
-        loss_g = (
-            ce_g
-            + (
-                torch_kl(torch, hold(private), shared, reduction)
-                + f.mse_loss(hold(features_f), features_g)
-            )
-            / c
-        )
-        return loss_f + loss_g
+        kl = torch_kl(torch, shared, private, own) + torch_kl(torch, private, shared, own)
+        return ce + (kl + f.mse_loss(features_f, still[1]) + f.mse_loss(still[0], features_g)) / c
 
     def ours(labels, weights, private, shared, features_f, features_g):
         return distillation_loss(own, (private, features_f), (shared, features_g), labels, weights)
@@ -204,11 +165,10 @@ def test_fedkd_loss_and_gradients_equal_pytorch(own):
 def test_fedapen_loss_and_gradients_equal_pytorch(weight):
     def theirs(torch, labels, private, shared):
         ce = torch.nn.functional.cross_entropy
-        still_f, still_g = private.detach(), shared.detach()
-        loss_f = ce(private, labels) + torch_kl(torch, still_g, private)
-        loss_f = loss_f + ce(weight * private + (1 - weight) * still_g, labels)
-        loss_g = ce(shared, labels) + torch_kl(torch, still_f, shared)
-        return loss_f + loss_g + ce(weight * still_f + (1 - weight) * shared, labels)
+        loss_f = ce(private, labels) + torch_kl(torch, shared, private)
+        loss_f = loss_f + ce(weight * private + (1 - weight) * shared.detach(), labels)
+        loss_g = ce(shared, labels) + torch_kl(torch, private, shared)
+        return loss_f + loss_g + ce(weight * private.detach() + (1 - weight) * shared, labels)
 
     def ours(labels, weights, f, g):
         return ensemble_loss(jnp.float32(weight), f, g, labels, weights)
@@ -224,9 +184,8 @@ def test_an_empty_batch_has_no_loss_and_no_gradient():
         lambda f, g: distillation_loss(faithful, (f, f), (g, g), labels, none),
         lambda f, g: ensemble_loss(jnp.float32(0.5), f, g, labels, none),
     ):
-        value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(
-            jnp.array(PRIVATE), jnp.array(SHARED)
-        )
+        both = jnp.array(PRIVATE), jnp.array(SHARED)
+        value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(*both)
         assert value == 0 and not any(np.any(gradient) for gradient in gradients)
 
 
