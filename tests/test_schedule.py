@@ -17,7 +17,9 @@ def problems(draw):
     clients = draw(st.lists(st.integers(0, num_clients - 1), unique=True))
     slots = chunk * draw(st.integers(1, 4))
     groups, work = np.arange(num_clients) % num_groups, np.array(work, float)
-    calls = schedule(clients, groups, work, num_devices=devices, clients_per_step=chunk, slots=slots)
+    calls = schedule(
+        clients, groups, work, num_devices=devices, clients_per_step=chunk, slots=slots
+    )
     return clients, groups, work, devices, chunk, slots, calls
 
 
