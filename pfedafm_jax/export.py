@@ -157,7 +157,7 @@ def readme(client: TrainedClient, files: Iterable[str]) -> str:
         settings,
         "```",
         "",
-        "With JAX alone:",
+        "With JAX alone (`pip install jax flatbuffers`):",
         "```python",
         "import jax, numpy",
         f'program = jax.export.deserialize(open("{PROGRAM}", "rb").read())',

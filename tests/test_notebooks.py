@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 LIMIT = 300  # seconds
-INSTALLS = r"REPOSITORY = .*try:\n +import pfedafm_jax.*except ImportError:\n +%pip install"
+INSTALLS = r"try:\n +import pfedafm_jax.*except ImportError:\n +%pip install"
 
 
 def run_notebook(path: Path) -> None:
