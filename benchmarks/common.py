@@ -1,17 +1,15 @@
-"""What both benchmarks share: the work handed to every contender, contenders in processes of their
-own, numbers in words.
+"""What both benchmarks share: the work, contenders in processes of their own, numbers in words.
 
-Every contender runs in a process of its own, so that thread pools, devices and memory of one do not
-touch another. The
+A process each, so that thread pools, devices and memory of one contender do not touch another. The
 benchmark drives them through pipes, in turns: a machine that slows down for a while slows all of
 them alike.
 """
 
+import argparse
 import json
 import os
 import platform
 import resource
-import shutil
 import subprocess
 import sys
 import time
@@ -27,7 +25,9 @@ from rich.console import Console
 
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Dataset, Partition
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.errors import PfedafmError, naming
+from pfedafm_jax.kernels.build import processor
+from pfedafm_jax.settings import bad
 
 ROOT = Path(__file__).parent.parent
 console = Console(highlight=False, soft_wrap=False)
@@ -48,15 +48,9 @@ class Work:
     def save(self, folder: Path) -> None:
         """Writes it where the contenders' processes read it."""
         folder.mkdir(parents=True, exist_ok=True)
-        about = {
-            "config": self.config.as_dict(),
-            "dataset": {
-                name: getattr(self.dataset, name)
-                for name in Dataset.__dataclass_fields__
-                if name not in ("images", "labels")
-            },
-        }
-        (folder / "work.json").write_text(json.dumps(about))
+        about = {n: v for n, v in vars(self.dataset).items() if n not in ("images", "labels")}
+        both = {"config": self.config.as_dict(), "dataset": about}
+        (folder / "work.json").write_text(json.dumps(both))
         np.save(folder / "images.npy", self.dataset.images)
         np.save(folder / "labels.npy", self.dataset.labels)
         self.partition.save(folder / "partition.npz")
@@ -71,9 +65,8 @@ class Work:
             labels=np.load(folder / "labels.npy"),
             **{n: tuple(v) if isinstance(v, list) else v for n, v in own.items()},
         )
-        return cls(
-            updated(Config(), about["config"]), dataset, Partition.load(folder / "partition.npz")
-        )
+        config, partition = updated(Config(), about["config"]), folder / "partition.npz"
+        return cls(config, dataset, Partition.load(partition))
 
 
 # ---------------------------------------------------------------------------------------- processes
@@ -86,20 +79,10 @@ class Contender:
         self, kind: str, folder: Path, environment: dict[str, str] | None = None, **options: Any
     ):
         self.kind = kind
-        command = [
-            sys.executable,
-            str(Path(__file__).parent / "worker.py"),
-            kind,
-            str(folder),
-            json.dumps(options),
-        ]
-        self.process = subprocess.Popen(
-            command,
-            env=child_environment(environment),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        worker = str(Path(__file__).with_name("worker.py"))
+        command = [sys.executable, worker, kind, str(folder), json.dumps(options)]
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, env=child_environment(environment), **pipes)
 
     def __call__(self, command: str, **arguments: Any) -> Any:
         """The contender's answer; `PfedafmError` where it failed."""
@@ -111,9 +94,8 @@ class Contender:
         except BrokenPipeError:
             line = ""
         if not line:
-            raise PfedafmError(
-                f"{self.kind} ended with code {self.process.wait()} during {command!r}"
-            )
+            code = self.process.wait()
+            raise PfedafmError(f"{self.kind} ended with code {code} during {command!r}")
         answer = json.loads(line)
         if "error" in answer:
             raise PfedafmError(f"{self.kind}: {answer['error']}")
@@ -121,16 +103,15 @@ class Contender:
 
     def close(self) -> None:
         """Ends the process."""
-        if self.process.stdin is not None:
-            with suppress(OSError):
-                self.process.stdin.close()
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with suppress(OSError):
+            self.process.stdin.close()
         try:
             self.process.wait(10)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        self.process.stdout.close()
 
 
 def child_environment(changes: dict[str, str] | None = None) -> dict[str, str]:
@@ -146,12 +127,9 @@ def spread(values: Sequence[float]) -> dict[str, Any] | None:
     """Median, least and largest of some repeats; None where there are none."""
     if not len(values):
         return None
-    return {
-        "median": round(float(np.median(values)), 4),
-        "min": round(float(min(values)), 4),
-        "max": round(float(max(values)), 4),
-        "repeats": [round(float(value), 4) for value in values],
-    }
+    numbers = {"median": np.median(values), "min": min(values), "max": max(values)}
+    found = {name: round(float(value), 4) for name, value in numbers.items()}
+    return {**found, "repeats": [round(float(value), 4) for value in values]}
 
 
 def ratio(above: float | None, below: float | None, digits: int = 3) -> float | None:
@@ -170,26 +148,15 @@ def text(value: float | None, digits: int = 2, unit: str = "") -> str:
 def machine() -> dict[str, Any]:
     """Where a measurement was taken: processor, cores, memory, versions, commit."""
     return {
-        "cpu": _cpu_name(),
+        "cpu": processor().split("\n")[0] or platform.machine(),
         "cores": os.cpu_count(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "versions": {
-            name: _version(name)
-            for name in ("pfedafm-jax", "jax", "jaxlib", "flax", "numpy", "torch")
-        },
-        "commit": _commit(),
+        "versions": {name: _version(name) for name in ("jax", "jaxlib", "flax", "numpy", "torch")},
+        "commit": _git("describe", "--always", "--dirty"),
         "load_at_start": round(os.getloadavg()[0], 2),
     }
-
-
-def _cpu_name() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def _version(package: str) -> str | None:
@@ -198,40 +165,29 @@ def _version(package: str) -> str | None:
     return None
 
 
-def _commit() -> str | None:
-    if shutil.which("git") is None:
-        return None
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], cwd=ROOT, capture_output=True, text=True
-        ).stdout.strip()
-
-    commit = git("rev-parse", "--short", "HEAD")
-    return f"{commit} with changes" if commit and git("status", "--porcelain") else commit or None
+def _git(*arguments: str) -> str | None:
+    with suppress(OSError):
+        pipes: Any = {"capture_output": True, "text": True}
+        return subprocess.run(["git", *arguments], cwd=ROOT, **pipes).stdout.strip() or None
+    return None
 
 
 class Others:
-    """How much of the machine went to others since it was made; ask when all own processes have
-    ended."""
+    """How much of the machine went to others; ask when all own processes have ended."""
 
     def __init__(self):
         self.begin, self.start = self._now(), time.perf_counter()
 
     @staticmethod
     def _now() -> tuple[float, float, float] | None:
-        """Seconds all cores were busy, taken by the host, and used by this process and its ended
-        children."""
+        """Seconds all cores were busy, taken by the host, and used by us and our ended children."""
         try:
-            user, nice, system, _, _, irq, softirq, steal = map(
-                int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
-            )
+            words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+            user, nice, system, _, _, irq, softirq, steal = map(int, words)
         except (OSError, ValueError):
             return None
-        own = sum(
-            sum(resource.getrusage(who)[:2])
-            for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-        )
+        ours = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+        own = sum(sum(resource.getrusage(who)[:2]) for who in ours)
         ticks = os.sysconf("SC_CLK_TCK")
         return (user + nice + system + irq + softirq) / ticks, steal / ticks, own
 
@@ -242,10 +198,8 @@ class Others:
             return None
         busy, steal, own = (after - before for after, before in zip(end, self.begin, strict=True))
         total = (time.perf_counter() - self.start) * (os.cpu_count() or 1)
-        return {
-            "cpu_share": round(max(0.0, busy - own) / total, 4),
-            "steal_share": round(steal / total, 4),
-        }
+        others = max(0.0, busy - own)
+        return {"cpu_share": round(others / total, 4), "steal_share": round(steal / total, 4)}
 
 
 def writable(path: str | None, setting: str) -> Path | None:
@@ -253,17 +207,10 @@ def writable(path: str | None, setting: str) -> Path | None:
     if path is None:
         return None
     file = Path(path)
-    try:
+    with naming(f"{setting} = {path!r} cannot be written"):
         file.parent.mkdir(parents=True, exist_ok=True)
-        if file.is_dir():
-            raise IsADirectoryError(21, "it is a folder")
         with file.open("a"):
-            pass
-    except OSError as error:
-        raise PfedafmError(
-            f"{setting} = {path!r} cannot be written ({error.strerror or error})"
-        ) from error
-    return file
+            return file
 
 
 def numbers(value: str, setting: str, least: int = 1) -> list[int]:
@@ -273,9 +220,7 @@ def numbers(value: str, setting: str, least: int = 1) -> list[int]:
     except ValueError:
         found = []
     if not found or min(found) < least:
-        raise PfedafmError(
-            f"{setting} = {value!r} cannot be used; accepted: whole numbers from {least} on, like 1,2,4"
-        )
+        raise bad(setting, value, f"whole numbers from {least} on, like 1,2,4")
     return found
 
 
@@ -284,3 +229,17 @@ def write_json(path: Path | None, results: dict[str, Any]) -> None:
     if path is not None:
         path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
         console.print(f"  {path}")
+
+
+def parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """A command line with what both benchmarks have."""
+    short = (description or "").split("\n\n")[0]
+    made = argparse.ArgumentParser(f"benchmarks/{name}.py", description=short, allow_abbrev=False)
+    made.add_argument("--json", metavar="FILE", help="write the numbers")
+    picture = f"runs/benchmarks/{name}.png"
+    made.add_argument("--plot", metavar="FILE", default=picture, help="the picture (%(default)s)")
+    made.add_argument(
+        "--repeats", type=int, metavar="R", help="rounds timed (5; quick: 3 or fewer)"
+    )
+    made.add_argument("--seed", type=int, default=0)
+    return made

@@ -1,6 +1,6 @@
-"""The engine as a contender, driven through `worker.py`: a round, its FLOPs, and the limit of the
-machine."""
+"""The engine as a contender, driven through `worker.py`: a round, its FLOPs, the machine's limit."""
 
+import itertools
 import resource
 import time
 from collections.abc import Callable, Sequence
@@ -25,13 +25,6 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
     begin = time.perf_counter()
     result = function()
     return time.perf_counter() - begin, result
-
-
-def means(info: dict[str, np.ndarray], first: str) -> dict[str, float]:
-    """Mean loss and accuracy of a round's participants, to see that all contenders learn."""
-    found = {"loss": float(np.mean(info["loss"]))}
-    accuracy = info.get(f"accuracy/{first}")
-    return found if accuracy is None else {**found, "accuracy": float(np.mean(accuracy))}
 
 
 class Engine:
@@ -60,11 +53,13 @@ class Engine:
         }
 
     def round(self, number: int, participants: Sequence[int]) -> dict[str, Any]:
-        """One round of these participants."""
-        seconds, (self.state, result) = timed(
-            lambda: run_round(self.programs, self.state, number, participants)
-        )
-        return {"seconds": seconds, **means(result.info, self.programs.predictions[0])}
+        """One round of these participants; loss and accuracy show that all contenders learn."""
+        begin = time.perf_counter()
+        self.state, result = run_round(self.programs, self.state, number, participants)
+        seconds, first = time.perf_counter() - begin, self.programs.predictions[0]
+        loss, accuracy = result.info["loss"], result.info[f"accuracy/{first}"]
+        numbers = {"loss": float(np.mean(loss)), "accuracy": float(np.mean(accuracy))}
+        return {"seconds": seconds, **numbers}
 
     def flops(self, participants: Sequence[int]) -> float:
         """Floating-point operations of these clients' visits, as the algorithm has them."""
@@ -74,10 +69,10 @@ class Engine:
         """Float32 matrix products on all devices at once: the best of some sizes and repeats."""
         if not self._products:
             self._products = [square_product(self.programs.devices, size) for size in sizes]
-        return max(
-            flops / min(timed(run)[0] for _ in range(repeats)) / 1e9
-            for run, flops in self._products
-        )
+        best = [
+            (flops, min(timed(run)[0] for _ in range(repeats))) for run, flops in self._products
+        ]
+        return max(flops / seconds / 1e9 for flops, seconds in best)
 
 
 def square_product(devices: Devices, size: int) -> tuple[Callable[[], Any], float]:
@@ -93,8 +88,7 @@ def square_product(devices: Devices, size: int) -> tuple[Callable[[], Any], floa
 
 
 class ScalingPoint(Engine):
-    """One point of the scaling curves: another number of clients, participants, epochs or
-    devices."""
+    """One point of the scaling curves: other numbers of clients, participants, epochs, devices."""
 
     def __init__(self, work: Work, settings: dict[str, Any]):
         work = replace(work, config=updated(work.config, settings))
@@ -102,20 +96,16 @@ class ScalingPoint(Engine):
 
     def prepare(self, batch_size: int) -> dict[str, Any]:
         report = super().prepare(batch_size)
-        self.peak_before = (
-            peak_memory()
-        )  # compiling counts in the whole peak, not in that of the rounds
-        self.peak_reset = reset_peak_memory()
+        # Compiling counts in the whole peak, not in that of the rounds.
+        self.peak_before, self.peak_reset = peak_memory(), reset_peak_memory()
         return report
 
     def numbered_round(self, number: int) -> dict[str, Any]:
-        """A round of participants spread evenly over the architectures, so that every point has the
-        same mixture."""
+        """A round with as many participants of each architecture as at every other point."""
         return self.round(number, even_draw(self.config, number))
 
     def memory(self) -> dict[str, Any]:
-        """Bytes: the process at its peak and since `prepare`, arrays on the devices, the clients'
-        store."""
+        """Bytes: the process at its peak and since `prepare`, arrays on devices, clients' store."""
         store = self.state.store
         return {
             "peak_bytes": max(self.peak_before, peak_memory()),
@@ -128,37 +118,25 @@ class ScalingPoint(Engine):
 
 
 def shared_rows(work: Work, train: int = 480, test: int = 120) -> Partition:
-    """A split in which every client has the same number of images, whatever their number: clients
-    share rows."""
-    config, available = work.config, len(work.dataset.images)
+    """A split in which all clients have the same number of images: they share rows."""
+    seed, available = work.config.seed, len(work.dataset.images)
     train, test = min(train, 4 * available // 5), min(test, available // 5)
-    parts: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-    for client in range(config.num_clients):
-        order = (
-            np.random.default_rng([config.seed, client])
-            .permutation(available)[: train + test]
-            .astype(np.int32)
-        )
-        parts[0].append(np.sort(order[:train]))
-        parts[1].append(np.sort(order[train:]))
-    none = tuple(np.zeros(0, np.int32) for _ in range(config.num_clients))
-    return Partition(tuple(parts[0]), tuple(parts[1]), none)
+    draws = [np.random.default_rng([seed, client]) for client in range(work.config.num_clients)]
+    orders = [draw.permutation(available).astype(np.int32) for draw in draws]
+    return Partition(
+        tuple(np.sort(order[:train]) for order in orders),
+        tuple(np.sort(order[train : train + test]) for order in orders),
+        (np.zeros(0, np.int32),) * len(orders),
+    )
 
 
 def even_draw(config: Config, number: int) -> list[int]:
     """K clients of a round, as evenly as can be from every architecture."""
-    groups = len(config.architectures)
+    groups, clients = len(config.architectures), np.arange(config.num_clients)
     generator = np.random.default_rng([config.seed, number])
-    orders = [
-        generator.permutation(np.arange(group, config.num_clients, groups))
-        for group in range(groups)
-    ]
-    dealt = [
-        int(order[place])
-        for place in range(len(orders[0]))
-        for order in orders
-        if place < len(order)
-    ]
+    orders = [generator.permutation(clients[group::groups]).tolist() for group in range(groups)]
+    turns = itertools.zip_longest(*orders)
+    dealt = [client for turn in turns for client in turn if client is not None]
     return dealt[: config.num_participants]
 
 

@@ -1,10 +1,7 @@
-"""The measurements of `speed.py`: contenders in turns on the same rounds, and the time from start
-to the first round.
+"""The measurements of `speed.py`: contenders in turns on the same rounds, and the time to round one.
 
 Rounds differ in work, as participants differ in model and samples. So that they compare, each
-repeat's
-seconds are scaled to a round of mean work by its FLOPs: `seconds · mean FLOPs / FLOPs of this
-repeat`.
+repeat's seconds are scaled to a round of mean work: `seconds · mean FLOPs / FLOPs of this repeat`.
 """
 
 import subprocess
@@ -64,24 +61,21 @@ class Race:
             contender.close()
 
     def start(self, name: str) -> Contender:
-        """The contender's process; the engine's has a cache of its own, since its time to compile
-        is reported."""
+        """The contender's process; the engine's has an empty cache: its compilation is reported."""
         if name not in self.contenders:
-            environment = cache_environment(self.cache) if name == "ours" else {}
+            environment = {"XDG_CACHE_HOME": str(self.cache)} if name == "ours" else {}
             self.contenders[name] = Contender(name, self.folder, environment)
         return self.contenders[name]
 
     def prepare(self, name: str, batch_size: int) -> dict[str, Any]:
-        """Everything before the clock: data, compilation, a warm-up with the clients of the timed
-        rounds."""
+        """Everything before the clock: data, compilation, a warm-up with the timed clients."""
         prepared = self.start(name)("prepare", batch_size=batch_size)
         for draw in self.draws[: self.plan.repeats[name]]:
             self.start(name)("round", number=0, participants=draw)
         return prepared
 
     def batch(self, batch_size: int, say: Callable[[str], None]) -> dict[str, Any]:
-        """Seconds a round of every contender at this batch size, in turns, and the limit of the
-        machine."""
+        """Seconds a round of every contender at this batch size, and the limit of the machine."""
         prepared: dict[str, Any] = {}
         for name in self.names:
             say(f"batch {batch_size}: preparing {LABELS[name]}")
@@ -95,9 +89,8 @@ class Race:
             place = repeat % len(self.draws)
             for name in self.names:
                 if repeat < self.plan.repeats[name]:
-                    answer = self.start(name)(
-                        "round", number=repeat + 1, participants=self.draws[place]
-                    )
+                    about = {"number": repeat + 1, "participants": self.draws[place]}
+                    answer = self.start(name)("round", **about)
                     answer["scaled"] = answer["seconds"] * float(np.mean(flops)) / flops[place]
                     runs[name].append(answer)
             limits.append(ours("matmul_gflops"))
@@ -111,69 +104,54 @@ def summary(
 ) -> dict[str, Any]:
     """Numbers of one batch size; what was not measured is null."""
     spreads = {name: spread([run["scaled"] for run in runs.get(name, [])]) for name in LABELS}
-    seconds = {name: None if found is None else found["median"] for name, found in spreads.items()}
+    seconds = {name: found and found["median"] for name, found in spreads.items()}
     ours = seconds["ours"]
-    achieved = None if ours is None else mean_flops / ours / 1e9
+    achieved = ours and mean_flops / ours / 1e9
+
+    def rounded(number: str) -> dict[str, list[float]]:
+        return {name: [round(run[number], 4) for run in found] for name, found in runs.items()}
+
     return {
         **{f"{name}_round_seconds": value for name, value in seconds.items()},
         **{f"ratio_vs_{name}": ratio(seconds[name], ours) for name in LABELS if name != "ours"},
         "round_gflop": round(mean_flops / 1e9, 4),
-        "gflops": None if achieved is None else round(achieved, 4),
+        "gflops": achieved and round(achieved, 4),
         "peak_gflops": round(limit, 2),
         "peak_fraction": ratio(achieved, limit),
         "spread": spreads,
-        "loss": {name: [round(run["loss"], 4) for run in found] for name, found in runs.items()},
-        "accuracy": {
-            name: [round(run["accuracy"], 4) for run in found] for name, found in runs.items()
-        },
+        "loss": rounded("loss"),
+        "accuracy": rounded("accuracy"),
     }
 
 
 # -------------------------------------------------------------------------- from start to round one
 
 
-def cache_environment(folder: Path) -> dict[str, str]:
-    """Makes a process keep compiled programs and native code in this folder instead of the
-    user's."""
-    return {"XDG_CACHE_HOME": str(folder)}
-
-
 def start_times(config: Config, folder: Path, data_dir: str | None) -> dict[str, Any]:
-    """Seconds from the start of `experiments/run.py` to the end of its first round, native code to
-    be built or not."""
-    cache = folder / "start"
-    names = ("start_cold_seconds", "start_warm_seconds")
+    """Seconds from the start of `experiments/run.py` to the end of its first round, with an empty
+    cache, so that native code is built, and with a filled one."""
+    cache, names = folder / "start", ("start_cold_seconds", "start_warm_seconds")
     return {name: round(_first_round(config, folder / name, cache, data_dir), 2) for name in names}
 
 
 def _first_round(config: Config, run_dir: Path, cache: Path, data_dir: str | None) -> float:
-    settings = {
-        "--dataset": config.dataset,
-        "--synthetic-samples": config.synthetic_samples,
-        "--num-clients": config.num_clients,
-        "--participation": config.participation,
-        "--local-epochs": config.local_epochs,
-        "--batch-size": config.batch_size,
-        "--seed": config.seed,
-        "--rounds": 2,  # the end of round one is seen apart from what follows the last round
-        "--run-dir": run_dir,
-        "--architectures": ",".join(config.architectures),
-        **({} if data_dir is None else {"--data-dir": data_dir}),
-    }
+    names = "dataset synthetic_samples num_clients participation local_epochs batch_size seed"
+    settings = {name: getattr(config, name) for name in names.split()}
+    # Two rounds: the end of round one is then seen apart from what follows the last round.
+    settings |= {"rounds": 2, "run_dir": run_dir, "architectures": ",".join(config.architectures)}
+    settings |= {} if data_dir is None else {"data_dir": data_dir}
     command = [sys.executable, str(ROOT / "experiments" / "run.py")]
-    command += [str(word) for pair in settings.items() for word in pair]
-    environment = child_environment(cache_environment(cache))
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    start, lines, seconds = time.perf_counter(), [], None
+    for name, value in settings.items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    environment = child_environment({"XDG_CACHE_HOME": str(cache)})
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    start, lines = time.perf_counter(), []
     with subprocess.Popen(command, env=environment, cwd=ROOT, **pipes) as process:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line)
             if line.startswith("round 1/"):
-                seconds = time.perf_counter() - start
                 process.kill()
-    if seconds is None:
-        raise PfedafmError(
-            f"experiments/run.py did not finish its first round:\n{''.join(lines[-5:])}"
-        )
-    return seconds
+                return time.perf_counter() - start
+    said = "".join(lines[-5:])
+    raise PfedafmError(f"experiments/run.py did not finish its first round:\n{said}")

@@ -3,8 +3,7 @@ number of clients (N), participants (K), local epochs (E) and devices, and draws
 
 Every point is a process of its own, so its peak of memory is its own. The points of one curve run
 in turns. All clients have 480 training and 120 test images, whatever their number (they share
-them), and every round has the same mixture of
-architectures: so only what is on the axis changes.
+them), and every round has the same mixture of architectures: so only what is on the axis changes.
 """
 
 import argparse
@@ -16,57 +15,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import common
 import numpy as np
-from common import (
-    Contender,
-    Others,
-    Work,
-    console,
-    machine,
-    numbers,
-    progress,
-    ratio,
-    spread,
-    text,
-    writable,
-    write_json,
-)
+from common import Contender, Work, console, numbers, progress, ratio, spread, text
 from matplotlib.figure import Figure
 from rich.table import Table
 
 from pfedafm_jax import plots
 from pfedafm_jax.cli import guarded
-from pfedafm_jax.config import Config, known
-from pfedafm_jax.data import Dataset, Partition
+from pfedafm_jax.config import Config
+from pfedafm_jax.data import Partition
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import load_data
+from pfedafm_jax.settings import bad, known
 
-TITLES = {
-    "N": "clients, N",
-    "K": "participants a round, K",
-    "E": "local epochs, E",
-    "devices": "devices",
-}
+TITLES = {"N": "clients, N", "K": "participants a round, K", "E": "local epochs, E"}
+TITLES["devices"] = "devices"
 MEGABYTE = 2**20
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="benchmarks/scaling.py", description=(__doc__ or "").split("\n\n")[0],
-                                     allow_abbrev=False)  # fmt: skip
-    add = parser.add_argument
-    add(
-        "--quick",
-        action="store_true",
-        help="a few minutes: two architectures, fewer points and repeats",
-    )
-    add("--json", metavar="FILE", help="write the numbers")
-    add(
-        "--plot",
-        metavar="FILE",
-        default="runs/benchmarks/scaling.png",
-        help="the picture (%(default)s)",
-    )
+    made = common.parser("scaling", __doc__)
+    add = made.add_argument
+    add("--quick", action="store_true", help="minutes: two architectures, fewer points and repeats")
     add("--series", default="N,K,E,devices", metavar="A,B", help="which curves (%(default)s)")
     add("--clients", default="100,1000,10000", metavar="N,…", help="(%(default)s)")
     add("--participants", metavar="K,…", help="(5,10,20,40; quick: 5,10,20)")
@@ -75,21 +47,22 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--architectures", metavar="A,…", help="(all five; quick: cnn1,cnn5)")
     add("--batch-size", type=int, default=64, help="(%(default)s)")
     add("--samples", type=int, default=6000, help="generated images (%(default)s)")
-    add("--repeats", type=int, metavar="R", help="rounds timed at each point (5; quick: 3)")
-    add("--seed", type=int, default=0)
-    return parser.parse_args(argv)
+    options = made.parse_args(argv)
+    options.participants = options.participants or ("5,10,20" if options.quick else "5,10,20,40")
+    options.epochs = options.epochs or ("1,2" if options.quick else "1,2,4")
+    five = "cnn1,cnn2,cnn3,cnn4,cnn5"
+    options.architectures = options.architectures or ("cnn1,cnn5" if options.quick else five)
+    return options
 
 
 def base_config(options: argparse.Namespace) -> Config:
-    """The point that every curve goes through: N = 100, K = 10, E = 1, the engine's own number of
-    devices."""
-    chosen = options.architectures or ("cnn1,cnn5" if options.quick else "cnn1,cnn2,cnn3,cnn4,cnn5")
+    """The point that every curve goes through: N = 100, K = 10, E = 1, automatic devices."""
     return Config(
         dataset="synthetic",
         synthetic_samples=options.samples,
         num_clients=100,
         participation=0.1,
-        architectures=tuple(chosen.split(",")),
+        architectures=tuple(options.architectures.split(",")),
         local_epochs=1,
         batch_size=options.batch_size,
         seed=options.seed,
@@ -101,19 +74,14 @@ def series_of(options: argparse.Namespace, base: Config) -> dict[str, dict[int, 
     wanted = options.series.split(",")
     for name in wanted:
         if name not in TITLES:
-            raise PfedafmError(f"series = {name!r} cannot be used; accepted: {known(name, TITLES)}")
+            raise bad("series", name, known(name, TITLES))
     if options.repeats is not None and options.repeats < 1:
-        raise PfedafmError(f"repeats = {options.repeats} cannot be used; accepted: 1 or more")
-    clients = numbers(options.clients, "clients")
-    participants = numbers(
-        options.participants or ("5,10,20" if options.quick else "5,10,20,40"), "participants"
-    )
-    epochs = numbers(options.epochs or ("1,2" if options.quick else "1,2,4"), "epochs")
-    fewest = base.num_participants
+        raise bad("repeats", options.repeats, "1 or more")
+    clients, epochs = numbers(options.clients, "clients"), numbers(options.epochs, "epochs")
+    participants, fewest = numbers(options.participants, "participants"), base.num_participants
     if min(clients) < fewest or max(participants) > base.num_clients:
-        raise PfedafmError(
-            f"clients must be {fewest} or more, participants at most {base.num_clients}"
-        )
+        most = f"participants at most {base.num_clients}"
+        raise PfedafmError(f"clients must be {fewest} or more, {most}")
     found: dict[str, dict[int, dict[str, Any]]] = {
         "N": {n: {"num_clients": n, "participation": base.num_participants / n} for n in clients},
         "K": {k: {"participation": k / base.num_clients} for k in participants},
@@ -154,15 +122,8 @@ def measure_series(
     for value in contenders:
         found = spread(seconds[value])
         assert found is not None
-        rows.append(
-            {
-                "value": value,
-                "round_seconds": found["median"],
-                "spread": found,
-                **reports[value],
-                **memory[value],
-            }
-        )
+        row = {"value": value, "round_seconds": found["median"], "spread": found}
+        rows.append({**row, **reports[value], **memory[value]})
     return rows
 
 
@@ -172,43 +133,20 @@ def measure_series(
 def print_series(name: str, rows: list[dict[str, Any]]) -> None:
     """One curve as a table at 80 columns."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in (
-        name,
-        "seconds",
-        "least–most",
-        "× first",
-        "peak MB",
-        "rounds",
-        "devices",
-        "store MB",
-        "",
-    ):
+    times = (name, "seconds", "least–most", "× first")
+    for column in (*times, "peak MB", "rounds", "devices", "store MB", ""):
         table.add_column(column, justify="right", no_wrap=True)
+    kinds = ("peak_bytes", "rounds_peak_bytes", "device_bytes", "store_bytes")
     for row in rows:
-        in_rounds = (
-            None if row["rounds_peak_bytes"] is None else row["rounds_peak_bytes"] / MEGABYTE
-        )
         table.add_row(
             f"{row['value']:,}",
             text(row["round_seconds"]),
             f"{row['spread']['min']:.2f}–{row['spread']['max']:.2f}",
             text(ratio(row["round_seconds"], rows[0]["round_seconds"])),
-            text(row["peak_bytes"] / MEGABYTE, 0),
-            text(in_rounds, 0),
-            text(row["device_bytes"] / MEGABYTE, 0),
-            text(row["store_bytes"] / MEGABYTE, 0),
+            *(text(row[kind] and row[kind] / MEGABYTE, 0) for kind in kinds),
             "disk" if row["store_on_disk"] else "",
         )
     console.print(table)
-
-
-def print_notes() -> None:
-    """What the columns of memory are."""
-    console.print(
-        "peak: of the process, compilation included; rounds: its peak after that;\n"
-        "devices: arrays on them; store: states of all clients, room taken when drawn",
-        style="dim",
-    )
 
 
 def draw(series: dict[str, list[dict[str, Any]]], title: str) -> Figure:
@@ -220,9 +158,8 @@ def draw(series: dict[str, list[dict[str, Any]]], title: str) -> Figure:
         middle = np.array([row["round_seconds"] for row in rows])
         low = middle - [row["spread"]["min"] for row in rows]
         high = np.array([row["spread"]["max"] for row in rows]) - middle
-        upper.errorbar(
-            places, middle, yerr=[low, high], fmt="o-", color=plots.BLUE, linewidth=1.4, capsize=2
-        )
+        look: Any = {"fmt": "o-", "color": plots.BLUE, "linewidth": 1.4, "capsize": 2}
+        upper.errorbar(places, middle, yerr=[low, high], **look)
         kinds = (
             ("peak_bytes", plots.ORANGE, "peak of the process"),
             ("rounds_peak_bytes", plots.BLUE, "peak during rounds"),
@@ -246,40 +183,40 @@ def draw(series: dict[str, list[dict[str, Any]]], title: str) -> Figure:
     return figure
 
 
-def without_split(config: Config, dataset: Dataset) -> Work:
-    """The work without a split: every point makes its own for its number of clients."""
-    nothing = (np.zeros(1, np.int32),)
-    return Work(config, dataset, Partition(nothing, nothing, nothing))
-
-
 def main(argv: list[str]) -> int:
     options = parse(argv)
     base = base_config(options)
     series = series_of(options, base)
-    json_file, picture = writable(options.json, "json"), writable(options.plot, "plot")
+    json_file, picture = (
+        common.writable(options.json, "json"),
+        common.writable(options.plot, "plot"),
+    )
     assert picture is not None
-    results: dict[str, Any] = {
-        "machine": machine(),
-        "command": f"python {shlex.join(sys.argv)}",
-        "base": {"N": base.num_clients, "K": base.num_participants, "E": base.local_epochs,
-                 "batch_size": base.batch_size, "architectures": base.architectures},
-        "series": {},
-    }  # fmt: skip
-    watch = Others()
+    about = {"N": base.num_clients, "K": base.num_participants, "E": base.local_epochs}
+    about |= {"batch_size": base.batch_size, "architectures": base.architectures}
+    results: dict[str, Any] = {"machine": common.machine(), "base": about, "series": {}}
+    results["command"] = f"python {shlex.join(sys.argv)}"
+    watch, nothing = common.Others(), (np.zeros(1, np.int32),)
     with tempfile.TemporaryDirectory(prefix="pfedafm-scaling-") as name:
         folder = Path(name)
-        without_split(base, load_data(base)).save(folder)
+        # Without a split: every point makes its own for its number of clients.
+        Work(base, load_data(base), Partition(nothing, nothing, nothing)).save(folder)
         for name, points in series.items():
             progress.print(f"{TITLES[name]}: {', '.join(map(str, points))}", style="dim")
             repeats = options.repeats or (3 if options.quick else 5)
             results["series"][name] = measure_series(folder, points, base.batch_size, repeats)
             print_series(name, results["series"][name])
     results["others"] = watch.shares()
-    title = f"pFedAFM, {', '.join(map(plots.architecture_label, base.architectures))}, batch {base.batch_size}"
-    print_notes()
+    networks = ", ".join(map(plots.architecture_label, base.architectures))
+    title = f"pFedAFM, {networks}, batch {base.batch_size}"
+    console.print(
+        "peak: of the process, compilation included; rounds: its peak after that;\n"
+        "devices: arrays on them; store: states of all clients, room taken when drawn",
+        style="dim",
+    )
     drawn = {name: rows for name, rows in results["series"].items() if rows}
     console.print(f"  {plots.save(draw(drawn, title), picture)}")
-    write_json(json_file, results)
+    common.write_json(json_file, results)
     return 0
 
 

@@ -18,91 +18,49 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import (
-    Others,
-    Work,
-    console,
-    machine,
-    numbers,
-    progress,
-    ratio,
-    text,
-    writable,
-    write_json,
-)
+import common
+from common import Others, Work, console, numbers, progress, ratio, text
 from matplotlib.figure import Figure
 from race import FULL, LABELS, QUICK, TORCH, Race, start_times
 from rich.table import Table
 
 from pfedafm_jax import plots
 from pfedafm_jax.cli import guarded
-from pfedafm_jax.config import Config, known
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.config import Config
 from pfedafm_jax.experiment import load_data, split
+from pfedafm_jax.settings import bad, known
 
 QUIET = 0.03  # of all cores taken by others: above it the numbers are not to be trusted
-COLOURS = dict(
-    zip(LABELS, (plots.BLUE, "#8fb3dc", plots.ORANGE, "#d9a066", "#b0413e"), strict=True)
-)
+_COLOURS = (plots.BLUE, "#8fb3dc", plots.ORANGE, "#d9a066", "#b0413e")
+COLOURS = dict(zip(LABELS, _COLOURS, strict=True))
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="benchmarks/speed.py", description=(__doc__ or "").split("\n\n")[0],
-                                     allow_abbrev=False)  # fmt: skip
-    add = parser.add_argument
+    made = common.parser("speed", __doc__)
+    add = made.add_argument
     add("--quick", action="store_true", help="everything in a few minutes: E = 1, fewer repeats")
-    add(
-        "--methods",
-        nargs="?",
-        const="all",
-        metavar="A,B",
-        help="instead: methods, the engine beside the plain loop",
-    )
-    add("--json", metavar="FILE", help="write the numbers")
-    add(
-        "--plot",
-        metavar="FILE",
-        default="runs/benchmarks/speed.png",
-        help="the bar chart (%(default)s)",
-    )
-    add(
-        "--data",
-        default="synthetic",
-        choices=("synthetic", "cifar10"),
-        help="generated images, or CIFAR-10",
-    )
+    add("--data", default="synthetic", choices=("synthetic", "cifar10"), help="(%(default)s)")
     add("--data-dir", metavar="DIR", help="folder or archive with CIFAR-10")
     add("--epochs", type=int, metavar="E", help="local epochs (2; quick: 1)")
     add("--batch-sizes", default="64,512", metavar="A,B", help="(%(default)s)")
-    add(
-        "--repeats",
-        type=int,
-        metavar="R",
-        help="repeats of every contender (5 or 3; quick: 3 to 1)",
-    )
     add("--clients", type=int, default=100, metavar="N", help="(%(default)s)")
     add("--participants", type=int, default=10, metavar="K", help="(%(default)s)")
     add("--samples", type=int, default=60_000, help="generated images (%(default)s)")
     add("--architectures", default="cnn1,cnn2,cnn3,cnn4,cnn5", metavar="A,B", help="(%(default)s)")
-    add(
-        "--without", default="", metavar="A,B", help=f"leave out some of {', '.join(LABELS)}, start"
-    )
-    add("--seed", type=int, default=0)
-    return parser.parse_args(argv)
+    names = ", ".join([*LABELS, "start"])
+    add("--without", default="", metavar="A,B", help=f"leave out some of {names}")
+    return made.parse_args(argv)
 
 
 def settings(options: argparse.Namespace) -> Config:
     """The run's settings, checked."""
-    if options.participants > options.clients or min(options.participants, options.clients) < 1:
-        raise PfedafmError(
-            f"participants = {options.participants} cannot be used; accepted: 1 to {options.clients}"
-        )
+    if not 1 <= options.participants <= options.clients:
+        raise bad("participants", options.participants, f"1 to {options.clients}")
     for name in ("repeats", "epochs"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise PfedafmError(
-                f"{name} = {getattr(options, name)} cannot be used; accepted: 1 or more"
-            )
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise bad(name, value, "1 or more")
     return Config(
         dataset=options.data,
         synthetic_samples=options.samples,
@@ -119,14 +77,10 @@ def chosen(without: str) -> list[str]:
     names = [*LABELS, "start"]
     left_out = [name for name in without.split(",") if name]
     for name in left_out:
-        if name not in names or name == "ours":
-            raise PfedafmError(
-                f"without = {name!r} cannot be used; accepted: {known(name, names[1:])}"
-            )
+        if name not in names[1:]:
+            raise bad("without", name, known(name, names[1:]))
     if importlib.util.find_spec("torch") is None:
-        progress.print(
-            "PyTorch is not installed (pip install -e '.[bench]'): its loops are left out"
-        )
+        progress.print("PyTorch is not installed (pip install -e '.[bench]'): it is left out")
         left_out += TORCH
     return [name for name in names if name not in left_out]
 
@@ -153,9 +107,8 @@ def measure(
         start = None
         if "start" in names:
             say("from start to round one, with an empty and a filled cache")
-            start = start_times(
-                replace(config, batch_size=batch_sizes[0]), folder, options.data_dir
-            )
+            first = replace(config, batch_size=batch_sizes[0])
+            start = start_times(first, folder, options.data_dir)
         with Race(config, folder / "work", plan, folder / "cache", names) as race:
             for batch_size in batch_sizes:
                 results[str(batch_size)] = race.batch(batch_size, say)
@@ -178,9 +131,8 @@ def measure(
 def print_results(results: dict[str, Any], batch_sizes: list[int]) -> None:
     """The table at 80 columns, and the limits below it."""
     work = results["work"]
-    console.print(
-        f"[bold]pFedAFM[/bold], N = {work['N']}, K = {work['K']}, E = {work['E']}: median seconds a round, least–most, ratio"
-    )
+    about = f"N = {work['N']}, K = {work['K']}, E = {work['E']}"
+    console.print(f"[bold]pFedAFM[/bold], {about}: median seconds a round, least–most, ratio")
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for batch_size in batch_sizes:
@@ -189,46 +141,38 @@ def print_results(results: dict[str, Any], batch_sizes: list[int]) -> None:
         table.add_column("", justify="right", no_wrap=True)
     for name, label in LABELS.items():
         cells = []
-        for batch_size in batch_sizes:
-            found = results[str(batch_size)]["spread"][name]
-            times = (
-                None
-                if found is None
-                else ratio(found["median"], results[str(batch_size)]["ours_round_seconds"])
-            )
-            digits = 2 if found is None or found["min"] < 10 else 1
-            cells += (
-                ["–", "", ""]
-                if found is None
-                else [
-                    text(found["median"]),
-                    f"{found['min']:.{digits}f}–{found['max']:.{digits}f}",
-                    text(times, 2 if (times or 0) < 10 else 1, "×"),
-                ]
-            )
+        for found in (results[str(size)] for size in batch_sizes):
+            spread = found["spread"][name]
+            if spread is None:
+                cells += ["–", "", ""]
+                continue
+            least, most, digits = spread["min"], spread["max"], 2 if spread["min"] < 10 else 1
+            times = ratio(spread["median"], found["ours_round_seconds"])
+            times = text(times, 2 if (times or 0) < 10 else 1, "×")
+            cells += [text(spread["median"]), f"{least:.{digits}f}–{most:.{digits}f}", times]
         table.add_row(label, *cells)
     console.print(table)
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(style="bold")
-    for size, found in ((size, results[str(size)]) for size in batch_sizes):
-        table.add_row(
-            f"batch {size}: matrix products, all cores", f"{found['peak_gflops']:.0f} GFLOP/s"
-        )
-        table.add_row(
-            "  whole round", f"{found['gflops']:.0f} GFLOP/s, {found['peak_fraction']:.2f} of it"
-        )
+    for size in batch_sizes:
+        found = results[str(size)]
+        reached = f"{found['gflops']:.0f} GFLOP/s, {found['peak_fraction']:.2f} of it"
+        limit = f"{found['peak_gflops']:.0f} GFLOP/s"
+        table.add_row(f"batch {size}: matrix products, all cores", limit)
+        table.add_row("  whole round", reached)
         table.add_row("  compilation", f"{found['compile_seconds']:.1f} s")
     table.add_row("kernels", results[str(batch_sizes[0])]["settings"]["ours"]["kernels"])
-    if (start := results["start"]) is not None:
-        table.add_row("start to end of round one, cold", f"{start['start_cold_seconds']:.1f} s")
-        table.add_row("start to end of round one, warm", f"{start['start_warm_seconds']:.1f} s")
+    for kind in ("cold", "warm") if results["start"] else ():
+        seconds = results["start"][f"start_{kind}_seconds"]
+        table.add_row(f"start to end of round one, {kind}", f"{seconds:.1f} s")
     console.print(table)
     others = results["others"]
     if others is not None and others["cpu_share"] + others["steal_share"] > QUIET:
         console.print(
-            f"[red]The machine was not quiet[/red]: other work took {100 * others['cpu_share']:.0f} % of it, the host "
-            f"{100 * others['steal_share']:.0f} %. Loops with several threads suffer most; measure again."
+            f"[red]The machine was not quiet[/red]: other work took "
+            f"{100 * others['cpu_share']:.0f} % of it, the host {100 * others['steal_share']:.0f} %. "
+            "Loops with several threads suffer most; measure again."
         )
 
 
@@ -241,35 +185,25 @@ def draw(results: dict[str, Any], batch_sizes: list[int]) -> Figure:
         found = results[str(size)]
         longest = max(found["spread"][name]["max"] for name in shown if found["spread"][name])
         for place, name in enumerate(shown):
-            numbers_of = found["spread"][name]
-            if numbers_of is None:
+            spread = found["spread"][name]
+            if spread is None:
                 continue
-            middle = numbers_of["median"]
-            error = [[middle - numbers_of["min"]], [numbers_of["max"] - middle]]
-            axes.barh(
-                place,
-                middle,
-                xerr=error,
-                color=COLOURS[name],
-                height=0.7,
-                error_kw={"linewidth": 0.8},
-            )
-            times = "" if name == "ours" else f"  ({found[f'ratio_vs_{name}']:.1f}×)"
-            axes.text(
-                numbers_of["max"] + 0.02 * longest,
-                place,
-                f"{middle:.2f} s{times}",
-                va="center",
-                fontsize=8,
-            )
+            middle = spread["median"]
+            error = [[middle - spread["min"]], [spread["max"] - middle]]
+            look: Any = {"color": COLOURS[name], "height": 0.7, "error_kw": {"linewidth": 0.8}}
+            axes.barh(place, middle, xerr=error, **look)
+            label = f"{middle:.2f} s"
+            if name != "ours":
+                label += f"  ({found[f'ratio_vs_{name}']:.1f}×)"
+            axes.text(spread["max"] + 0.02 * longest, place, label, va="center", fontsize=8)
         axes.set(title=f"batch {size}", xlabel="seconds a round", xlim=(0, 1.4 * longest))
         axes.set_yticks(range(len(shown)), [LABELS[name] for name in shown])
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="x", alpha=0.25, linewidth=0.6)
     panels[0].invert_yaxis()
     work, place = results["work"], results["machine"]
-    figure.suptitle(f"pFedAFM, N = {work['N']}, K = {work['K']}, E = {work['E']}: {place['cores']} cores, {place['cpu']}",
-                    fontsize=10)  # fmt: skip
+    about = f"N = {work['N']}, K = {work['K']}, E = {work['E']}"
+    figure.suptitle(f"pFedAFM, {about}: {place['cores']} cores, {place['cpu']}", fontsize=10)
     return figure
 
 
@@ -277,23 +211,14 @@ def main(argv: list[str]) -> int:
     options = parse(argv)
     batch_sizes = numbers(options.batch_sizes, "batch_sizes")
     config, names = settings(options), chosen(options.without)
-    json_file = writable(options.json, "json")
-    about = {"machine": machine(), "command": f"python {shlex.join(sys.argv)}"}
-    if options.methods:
-        from methods_cost import measure_methods, print_methods
-
-        found = measure_methods(
-            config, options.methods, options.data_dir, batch_sizes[0], options.repeats or 3
-        )
-        print_methods(found)
-        write_json(json_file, {"methods": found, **about})
-        return 0
-    picture = writable(options.plot, "plot")
+    json_file = common.writable(options.json, "json")
+    about = {"machine": common.machine(), "command": f"python {shlex.join(sys.argv)}"}
+    picture = common.writable(options.plot, "plot")
     assert picture is not None
     results = {**measure(options, config, batch_sizes, names), **about}
     print_results(results, batch_sizes)
     console.print(f"  {plots.save(draw(results, batch_sizes), picture)}")
-    write_json(json_file, results)
+    common.write_json(json_file, results)
     return 0
 
 

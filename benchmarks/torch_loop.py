@@ -1,13 +1,10 @@
-"""pFedAFM as a PyTorch loop over clients, written twice: as a careful user would, and in the manner
-of the released code.
+"""pFedAFM as a PyTorch loop over clients: as a careful user would write it, and as released.
 
 Both have the layers, batches, losses and optimizer of this project; their data is one float tensor,
 normalised before the clock starts. They differ in what is in the graph:
 
-careful   phase 1: the shared extractor under `no_grad`; phase 2: the shared extractor and the
-frozen header alone
-cached    the same, the frozen extractor's features computed once a visit; `torch_processes.py` runs
-it on every core
+careful   phase 1: the shared extractor under `no_grad`; phase 2: it and the frozen header alone
+cached    the same, the frozen features computed once a visit; `torch_processes.py` runs it
 released  phase 1: the shared extractor's forward and backward pass too, its gradients never used;
           phase 2: the local model's forward and backward pass too, its features multiplied by zero
 
@@ -32,9 +29,8 @@ from torch import Tensor, nn
 from pfedafm_jax.models import describe
 from pfedafm_jax.training import EVALUATION_BATCH
 
-Order = Callable[
-    [int, int, int, int], np.ndarray
-]  # (round, client, phase, epoch) → positions of a client's samples
+# (round, client, phase, epoch) → positions of a client's samples
+Order = Callable[[int, int, int, int], np.ndarray]
 
 
 class Extractor(nn.Module):
@@ -80,47 +76,35 @@ class TorchLoop:
         order: Order | None = None,
         threads: int = 0,
     ):
-        self.config, self.partition, self.released, self.cached = (
-            work.config,
-            work.partition,
-            released,
-            cached,
-        )
+        self.config, self.partition = work.config, work.partition
+        self.released, self.cached = released, cached
         torch.set_num_threads(threads or os.cpu_count() or 1)
         torch.manual_seed(self.config.seed)
         self.order = order or self._random_order
-        pixels = (
-            torch.from_numpy(np.array(work.dataset.images)).to(torch.float32) / 255
-        )  # [all, height, width, channels]
-        self.pixels = (pixels - torch.tensor(work.dataset.mean)) / torch.tensor(work.dataset.std)
-        self.labels = torch.from_numpy(np.array(work.dataset.labels)).long()
+        dataset, features = work.dataset, self.config.feature_size
+        classes, shape = dataset.num_classes, dataset.image_shape
+        pixels = as_tensor(dataset.images).float() / 255  # [all, height, width, channels]
+        self.pixels = (pixels - torch.tensor(dataset.mean)) / torch.tensor(dataset.std)
+        self.labels = as_tensor(dataset.labels).long()
         self.batch_size, self.fused, self.channels_last = self.config.batch_size, False, True
-        features, classes, shape = (
-            self.config.feature_size,
-            work.dataset.num_classes,
-            work.dataset.image_shape,
-        )
 
         def extractor(name: str) -> Extractor:
             found: Any = describe(name, classes, shape, features).extractor
             return Extractor(shape, found.conv2, found.fc1, features)
 
-        self.starts = [
-            Client(extractor(name), features, classes) for name in self.config.architectures
-        ]
+        names = self.config.architectures
+        self.starts = [Client(extractor(name), features, classes) for name in names]
         self.shared = extractor(self.config.shared_extractor)
         self.clients: dict[int, Client] = {}
 
     def _random_order(self, number: int, client: int, phase: int, epoch: int) -> np.ndarray:
-        return np.random.default_rng([self.config.seed, number, client, phase, epoch]).permutation(
-            len(self.partition.train[client])
-        )
+        generator = np.random.default_rng([self.config.seed, number, client, phase, epoch])
+        return generator.permutation(len(self.partition.train[client]))
 
-    # --------------------------------------------------------------------------------- before the clock
+    # ----------------------------------------------------------------------------- before the clock
 
     def prepare(self, batch_size: int) -> dict[str, Any]:
-        """Sets the batch size, finds the fastest layout and optimizer (careful) or the plain ones
-        (released)."""
+        """Sets the batch size and, unless as released, the fastest layout and optimizer."""
         self.batch_size = batch_size
         if self.released:
             self.set_layout(channels_last=False)
@@ -134,21 +118,14 @@ class TorchLoop:
             channels_last, self.fused = min(seconds, key=lambda choice: seconds[choice])
             self.set_layout(channels_last)
         self.round(0, range(min(len(self.starts), self.config.num_clients)))
-        return {
-            "channels_last": self.channels_last,
-            "fused": self.fused,
-            "threads": torch.get_num_threads(),
-        }
+        chosen = {"channels_last": self.channels_last, "fused": self.fused}
+        return {**chosen, "threads": torch.get_num_threads()}
 
     def set_layout(self, channels_last: bool) -> None:
         """Images and networks in this memory layout; pixels lie as they are indexed."""
         if channels_last != self.channels_last:
-            self.pixels = (
-                self.pixels.permute(0, 2, 3, 1)
-                if channels_last
-                else self.pixels.permute(0, 3, 1, 2)
-            )
-            self.pixels = self.pixels.contiguous()
+            axes = (0, 2, 3, 1) if channels_last else (0, 3, 1, 2)
+            self.pixels = self.pixels.permute(axes).contiguous()
         self.channels_last = channels_last
         layout = torch.channels_last if channels_last else torch.contiguous_format
         for module in (*self.starts, self.shared, *self.clients.values()):
@@ -164,7 +141,7 @@ class TorchLoop:
             seconds.append(time.perf_counter() - start)
         return min(seconds)
 
-    # ------------------------------------------------------------------------------------------ a round
+    # -------------------------------------------------------------------------------------- a round
 
     def round(self, number: int, participants: Sequence[int]) -> dict[str, Any]:
         """One round of these clients: seconds, mean loss, mean accuracy."""
@@ -173,12 +150,8 @@ class TorchLoop:
         total = {name: torch.zeros_like(value) for name, value in self.shared.state_dict().items()}
         visits = self.visits(number, participants, total, samples)
         self.shared.load_state_dict(total)
-        loss, accuracy = np.mean(visits, axis=0)
-        return {
-            "seconds": time.perf_counter() - start,
-            "loss": float(loss),
-            "accuracy": float(accuracy),
-        }
+        loss, accuracy = np.mean(visits, axis=0).tolist()
+        return {"seconds": time.perf_counter() - start, "loss": loss, "accuracy": accuracy}
 
     def visits(
         self, number: int, participants: Sequence[int], total: dict[str, Tensor], samples: int
@@ -194,8 +167,7 @@ class TorchLoop:
         return found
 
     def visit(self, number: int, client: int) -> tuple[float, dict[str, float], Extractor]:
-        """A participant's two phases; returns its loss, its accuracies after phase 1 and what it
-        uploads."""
+        """A participant's two phases: its loss, its accuracies after phase 1, what it uploads."""
         if client not in self.clients:
             self.clients[client] = copy.deepcopy(self.starts[client % len(self.starts)])
         own = self.clients[client]
@@ -215,15 +187,13 @@ class TorchLoop:
     def _shared_features(self, client: int) -> Tensor:
         """Features of all training images of a client by the frozen extractor, by position."""
         rows, size = self.partition.train[client], self.batch_size
-        return torch.cat(
-            [self.shared(self.images_of(rows[i : i + size])[0]) for i in range(0, len(rows), size)]
-        )
+        blocks = [rows[first : first + size] for first in range(0, len(rows), size)]
+        return torch.cat([self.shared(self.images_of(block)[0]) for block in blocks])
 
     def batches(
         self, number: int, client: int, phase: int
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Images, labels and positions of all local epochs; the last batch of an epoch may be
-        short."""
+        """Images, labels, positions of all local epochs; the last batch of each may be short."""
         rows = self.partition.train[client]
         for epoch in range(self.config.local_epochs):
             order = self.order(number, client, phase, epoch)
@@ -232,17 +202,16 @@ class TorchLoop:
                 yield *self.images_of(rows[chosen]), torch.from_numpy(chosen)
 
     def _sgd(self, groups: list[dict[str, Any]]) -> torch.optim.SGD:
-        config = self.config
-        kind: dict[str, Any] = (
-            {} if self.released else {"fused": True} if self.fused else {"foreach": True}
-        )
-        return torch.optim.SGD(
-            groups,
-            lr=config.rate,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            **kind,
-        )
+        kind: Any = {} if self.released else {"fused" if self.fused else "foreach": True}
+        kind |= {"momentum": self.config.momentum, "weight_decay": self.config.weight_decay}
+        return torch.optim.SGD(groups, lr=self.config.rate, **kind)
+
+    def _step(self, optimizer: torch.optim.SGD, loss: Tensor, params: list[nn.Parameter]) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        foreach = None if self.released else True
+        nn.utils.clip_grad_norm_(params, self.config.clip_norm, foreach=foreach)
+        optimizer.step()
 
     def _train_local_model(
         self,
@@ -251,27 +220,18 @@ class TorchLoop:
         features: Tensor | None = None,
     ) -> float:
         """Phase 1: local extractor, header and mix vector learn from the mixed features."""
-        own, config, model = self.config.pfedafm, self.config, client.model
+        own, model = self.config.pfedafm, client.model
         client.requires_grad_(True)
         self.shared.requires_grad_(self.released)
-        mix = {
-            "params": [client.mix],
-            "lr": own.mix_learning_rate,
-            "weight_decay": own.mix_weight_decay,
-        }
-        optimizer = self._sgd([{"params": model}, mix])
+        rates = {"lr": own.mix_learning_rate, "weight_decay": own.mix_weight_decay}
+        optimizer = self._sgd([{"params": model}, {"params": [client.mix], **rates}])
         total, seen = torch.zeros(()), 0
         for images, labels, positions in batches:
             with torch.set_grad_enabled(self.released):
                 shared = self.shared(images) if features is None else features[positions]
             mixed = torch.lerp(shared, client.extractor(images), client.mix)
             loss = functional.cross_entropy(client.header(mixed), labels)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(
-                model, config.clip_norm, foreach=None if self.released else True
-            )
-            optimizer.step()
+            self._step(optimizer, loss, model)
             with torch.no_grad():
                 client.mix.clamp_(0, 1)
             total, seen = total + loss.detach() * len(labels), seen + len(labels)
@@ -292,28 +252,19 @@ class TorchLoop:
             if self.released:
                 features = torch.lerp(features, client.extractor(images), nothing)
             loss = functional.cross_entropy(client.header(features), labels)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(
-                params, self.config.clip_norm, foreach=None if self.released else True
-            )
-            optimizer.step()
+            self._step(optimizer, loss, params)
         client.zero_grad(set_to_none=True)
 
     @torch.inference_mode()
     def accuracy(self, client: int) -> dict[str, float]:
-        """Shares of a client's test images classified rightly by the mixed, the shared and the
-        local features."""
+        """Shares of a client's test images that mixed, shared and local features get right."""
         own, rows = self.clients[client], self.partition.test[client]
         right: dict[str, int] = {"mixed": 0, "small": 0, "large": 0}
         for start in range(0, len(rows), EVALUATION_BATCH):
             images, labels = self.images_of(rows[start : start + EVALUATION_BATCH])
             small, large = self.shared(images), own.extractor(images)
-            for name, features in (
-                ("mixed", torch.lerp(small, large, own.mix)),
-                ("small", small),
-                ("large", large),
-            ):
+            mixed = torch.lerp(small, large, own.mix)
+            for name, features in (("mixed", mixed), ("small", small), ("large", large)):
                 right[name] += int((own.header(features).argmax(1) == labels).sum())
         return {name: count / max(len(rows), 1) for name, count in right.items()}
 
@@ -321,39 +272,33 @@ class TorchLoop:
 # ------------------------------------------------------------------------------- weights in and out
 
 
+def as_tensor(array: Any) -> Tensor:
+    return torch.from_numpy(np.array(array))
+
+
+@torch.no_grad()
 def load_extractor(extractor: Extractor, params: dict[str, Any]) -> None:
-    """Copies weights from this project's tree, whose images and kernels have their channels
-    last."""
-    with torch.no_grad():
-        for name in ("conv1", "conv2"):
-            layer = getattr(extractor, name)
-            layer.weight.copy_(
-                torch.from_numpy(np.array(params[name]["kernel"])).permute(3, 2, 0, 1)
-            )
-            layer.bias.copy_(torch.from_numpy(np.array(params[name]["bias"])))
-        channels = extractor.conv2.out_channels
-        kernel = torch.from_numpy(np.array(params["fc1"]["kernel"]))
-        inputs, outputs = kernel.shape
-        kernel = (
-            kernel.reshape(inputs // channels, channels, outputs)
-            .permute(2, 1, 0)
-            .reshape(outputs, inputs)
-        )
-        extractor.fc1.weight.copy_(kernel)
-        extractor.fc1.bias.copy_(torch.from_numpy(np.array(params["fc1"]["bias"])))
+    """Copies weights from this project's tree, whose images and kernels have channels last."""
+    for name in ("conv1", "conv2"):
+        layer = getattr(extractor, name)
+        layer.weight.copy_(as_tensor(params[name]["kernel"]).permute(3, 2, 0, 1))
+        layer.bias.copy_(as_tensor(params[name]["bias"]))
+    kernel = as_tensor(params["fc1"]["kernel"])  # [rows · columns · channels, outputs]
+    kernel = kernel.unflatten(0, (-1, extractor.conv2.out_channels)).transpose(0, 1).flatten(0, 1)
+    load_linear(extractor.fc1, {"kernel": kernel.numpy(), "bias": params["fc1"]["bias"]})
     load_linear(extractor.fc2, params["fc2"])
 
 
+@torch.no_grad()
 def load_linear(layer: nn.Linear, params: dict[str, Any]) -> None:
     """Copies a dense layer's weights from this project's tree."""
-    with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(np.array(params["kernel"])).T)
-        layer.bias.copy_(torch.from_numpy(np.array(params["bias"])))
+    layer.weight.copy_(as_tensor(params["kernel"]).T)
+    layer.bias.copy_(as_tensor(params["bias"]))
 
 
+@torch.no_grad()
 def load_client(client: Client, state: dict[str, Any]) -> None:
     """Copies a client's state from this project's tree."""
     load_extractor(client.extractor, state["local_extractor"])
     load_linear(client.header, state["header"])
-    with torch.no_grad():
-        client.mix.copy_(torch.from_numpy(np.array(state["mix"])))
+    client.mix.copy_(as_tensor(state["mix"]))

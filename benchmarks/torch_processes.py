@@ -1,5 +1,4 @@
-"""The PyTorch loop at its best on a CPU: one process of one thread a core, each with some of a
-round's participants.
+"""The PyTorch loop at its best on a CPU: a process a core, each with some of the participants.
 
 One client per core beats one client on all cores, for PyTorch as for us. The frozen extractor's
 features are computed once a visit, SGD is fused, memory lies as is fastest; weights travel through
@@ -41,31 +40,24 @@ def serve(
 
 
 class TorchProcesses:
-    """Participants go to the core with the least work, the longest first; a client stays where its
-    state is."""
+    """Participants go to the core with the least work, but a client stays where its state is."""
 
     def __init__(self, work: Work):
         loop = TorchLoop(work, threads=1)
         self.work, self.home = work, dict[int, int]()
         config, dataset = work.config, work.dataset
-        macs = [
-            describe(name, dataset.num_classes, dataset.image_shape).macs
-            for name in config.architectures
-        ]
+        about = dataset.num_classes, dataset.image_shape
+        macs = [describe(name, *about).macs for name in config.architectures]
         self.cost = [len(rows) * macs[k % len(macs)] for k, rows in enumerate(work.partition.train)]
-        self.shared = {
-            name: value.clone().share_memory_() for name, value in loop.shared.state_dict().items()
-        }
+        weights = loop.shared.state_dict()
+        self.shared = {name: value.clone().share_memory_() for name, value in weights.items()}
         self.connections, self.totals, self.load = [], [], np.zeros(os.cpu_count() or 1)
         context = multiprocessing.get_context("spawn")
         for _ in self.load:
-            total = {
-                name: torch.zeros_like(value).share_memory_() for name, value in self.shared.items()
-            }
+            total = {name: value.clone().share_memory_() for name, value in self.shared.items()}
             here, there = context.Pipe()
-            context.Process(
-                target=serve, args=(there, work, self.shared, total), daemon=True
-            ).start()
+            arguments = (there, work, self.shared, total)
+            context.Process(target=serve, args=arguments, daemon=True).start()
             self.connections.append(here)
             self.totals.append(total)
 
@@ -91,9 +83,5 @@ class TorchProcesses:
         visits = [visit for connection in self.connections for visit in connection.recv()]
         for name, value in self.shared.items():
             value.copy_(torch.stack([total[name] for total in self.totals]).sum(0))
-        loss, accuracy = np.mean(visits, axis=0)
-        return {
-            "seconds": time.perf_counter() - start,
-            "loss": float(loss),
-            "accuracy": float(accuracy),
-        }
+        loss, accuracy = np.mean(visits, axis=0).tolist()
+        return {"seconds": time.perf_counter() - start, "loss": loss, "accuracy": accuracy}

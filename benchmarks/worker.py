@@ -1,5 +1,4 @@
-"""The process of one contender: reads commands from the benchmark, line by line, and answers. Not
-called by hand."""
+"""The process of one contender: answers the benchmark's commands, line by line."""
 
 import json
 import os
