@@ -1,5 +1,4 @@
-"""Rounds as plain loops over clients, epochs and batches: slow, obvious, and what the engine is
-tested against.
+"""Rounds as plain loops over clients: slow, obvious, and what the engine is tested against.
 
 `algorithm1` is the paper's Algorithm 1 written out, with what the released code does instead;
 `plain` calls the functions of any method for one client after the other. `start`, `run_round` and
@@ -14,9 +13,9 @@ import numpy as np
 from pfedafm_jax.config import Config
 from pfedafm_jax.engine import Programs, RoundResult, State
 from pfedafm_jax.engine.programs import only_in_a_plain_loop
-from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.reference import algorithm1, plain
 from pfedafm_jax.reference.plain import evaluate
+from pfedafm_jax.settings import bad
 
 
 def needed(config: Config) -> bool:
@@ -28,18 +27,15 @@ def start(programs: Programs, folder: str | None = None) -> State:
     """Clients and server before the first round, see `engine.start`."""
     if programs.processes.count > 1:
         names = ", ".join(only_in_a_plain_loop(programs.config))
-        raise PfedafmError(
-            f"num_processes = {programs.processes.count} cannot be used with clients that depend on one another ({names}); "
-            "accepted: 1"
-        )
+        why = f"1, since clients depend on one another ({names})"
+        raise bad("num_processes", programs.processes.count, why)
     return algorithm1.start(programs, folder)
 
 
 def run_round(
     programs: Programs, state: State, t: int, participants: Sequence[int] | np.ndarray | None = None
 ) -> tuple[State, RoundResult]:
-    """One round, see `engine.run_round`: Algorithm 1 for pFedAFM, else the method's own
-    functions."""
+    """One round, see `engine.run_round`: Algorithm 1 for pFedAFM, else the method's functions."""
     loop = algorithm1 if programs.config.method == "pfedafm" else plain
     return loop.run_round(programs, state, t, participants)
 

@@ -1,5 +1,4 @@
-"""Any method as a plain loop: its own functions, one client after the other, everything else by
-hand in numpy."""
+"""Any method as a plain loop over clients: its own functions, everything else by hand in numpy."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -34,9 +33,8 @@ def shared_update(method, key, client, server, data, weight):
 @partial(jax.jit, static_argnums=1)
 def predict(method, architecture, client, server, images):
     """`Method.predict` on images as they are stored."""
-    return method.predict(
-        architecture, client, server, normalise(images, method.training.mean, method.training.std)
-    )
+    images = normalise(images, method.training.mean, method.training.std)
+    return method.predict(architecture, client, server, images)
 
 
 def run_round(
@@ -47,11 +45,8 @@ def run_round(
     order = participants_of(programs, t, participants)
     sent, reports = [], []
     for k, weight in zip(order, weights(programs, order), strict=True):
-        key, data, client = (
-            client_key(programs.key, t, k),
-            data_of(programs, k),
-            state.store.state(k),
-        )
+        key, client = client_key(programs.key, t, k), state.store.state(k)
+        data = data_of(programs, k)
         work = key, client, server, data, np.float32(weight)
         update = client_update(method, programs.architectures[programs.groups[k]], *work)
         report = {name: float(value) for name, value in update.info.items()}
@@ -77,28 +72,22 @@ def run_round(
 
 def evaluate(programs: Programs, state: State, clients: Sequence[int] | np.ndarray | None = None):
     """Accuracies by name, see `engine.evaluate`."""
-    order = (
-        range(programs.config.num_clients)
-        if clients is None
-        else [int(client) for client in clients]
-    )
+    order = map(int, range(programs.config.num_clients) if clients is None else clients)
     return columns([accuracy(programs, k, state.store.state(k), state.server) for k in order])
 
 
 def average(name: str, old: Tree, sent: list[tuple[dict, dict]]) -> Tree:
-    """Σ w u / Σ w of one part of the server's state, by rows where weights are; rows that nobody
-    sent stay old."""
+    """Σ w u / Σ w of one part of the server's state, by rows where weights are; what nobody sent
+    stays old."""
     shares = [np.asarray(weight[name], np.float64) for upload, weight in sent if name in upload]
 
     def mean(before: np.ndarray, *leaves: np.ndarray) -> np.ndarray:
-        wide = [
-            share.reshape(share.shape + (1,) * (np.ndim(before) - share.ndim)) for share in shares
-        ]
+        ndim = np.ndim(before)
+        wide = [share.reshape(share.shape + (1,) * (ndim - share.ndim)) for share in shares]
         total = sum(wide)
         summed = sum(share * np.asarray(leaf) for share, leaf in zip(wide, leaves, strict=True))
-        return np.where(total > 0, summed / np.where(total > 0, total, 1), before).astype(
-            np.float32
-        )
+        found = np.where(total > 0, summed / np.where(total > 0, total, 1), before)
+        return found.astype(np.float32)
 
     return jax.tree.map(mean, old, *(upload[name] for upload, _ in sent if name in upload))
 
@@ -124,9 +113,8 @@ def accuracy(programs: Programs, client: int, state: Tree, server: Tree) -> Repo
     rows, num = programs.test_rows[client], programs.num_test[client]
     images, labels = programs.dataset.images[rows], programs.dataset.labels[rows]
     architecture = programs.architectures[programs.groups[client]]
-    scores = jax.device_get(
-        predict(programs.method, architecture, state, jax.device_get(server), images)
-    )
+    scores = predict(programs.method, architecture, state, jax.device_get(server), images)
+    scores = jax.device_get(scores)
     right = {name: np.argmax(logits, axis=-1) == labels for name, logits in scores.items()}
     return {f"accuracy/{name}": float(np.mean(hits[:num])) for name, hits in right.items()}
 
@@ -151,8 +139,9 @@ def with_server(state: State, server: Tree) -> State:
 def columns(reports: list[Report]) -> dict[str, np.ndarray]:
     """One array by name, with an entry for each report; NaN where one has no such number."""
     names = dict.fromkeys(name for report in reports for name in report)
-    table = {
-        name: np.array([report.get(name, np.nan) for report in reports], np.float32)
-        for name in names
-    }
-    return {name: row.astype(bool) if name == "finite" else row for name, row in table.items()}
+
+    def column(name: str) -> np.ndarray:
+        values = np.array([report.get(name, np.nan) for report in reports], np.float32)
+        return values.astype(bool) if name == "finite" else values
+
+    return {name: column(name) for name in names}
