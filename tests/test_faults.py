@@ -21,6 +21,7 @@ from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.checkpoint_files import read_clients, read_manifest, read_tree
 
 KILLS = 50
+AT_ONCE = 15  # seconds, on a busy machine
 LONG = ("--rounds", "100000", "--checkpoint-every", "1000")
 
 
@@ -90,19 +91,19 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path):
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     start = time.monotonic()
-    code, _, err = end(process, 30)
-    assert code == 130 and time.monotonic() - start < 5 and "Traceback" not in err, err
+    code, _, err = end(process, 60)
+    assert code == 130 and time.monotonic() - start < AT_ONCE and "Traceback" not in err, err
 
 
 @pytest.mark.faults
 def test_ctrl_c_before_the_first_round_leaves_at_once(tmp_path):
     process = command(tmp_path / "run", "--synthetic-samples", "1000000")  # a long start
-    assert process.stdout is not None
-    time.sleep(8)
+    assert process.stdout is not None and "imported" in process.stdout.readline()
+    time.sleep(5)
     process.send_signal(signal.SIGINT)
     start = time.monotonic()
-    code, _, err = end(process, 30)
-    assert code == 130 and time.monotonic() - start < 5 and "Traceback" not in err, err
+    code, _, err = end(process, 60)
+    assert code == 130 and time.monotonic() - start < AT_ONCE and "Traceback" not in err, err
     assert not (tmp_path / "run").exists()
 
 

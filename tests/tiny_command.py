@@ -73,4 +73,5 @@ if __name__ == "__main__":
     register_extractor("tiny", Tiny())
     script = str(ROOT / "experiments" / "run.py")
     sys.argv = [script, *SETTINGS, *sys.argv[1:]]
+    print("everything is imported", flush=True)
     runpy.run_path(script, run_name="__main__")
