@@ -91,7 +91,7 @@ def small_data():
 def small_programs(method: str, clients_per_step: int = 1) -> Programs:
     """Programs of a method in the small setting; several clients a step in both architectures, one
     at a time in one where that shows all there is, which is compiled in half the time."""
-    both = clients_per_step > 1 or method in ("pfedafm", "fedproto")
+    both = clients_per_step > 1 or method in ("pfedafm", "lg_fedavg")
     more = {} if both else {"architectures": ("dense_b",)}
     return build(small_config(method, clients_per_step=clients_per_step, **more), *small_data())
 
