@@ -150,6 +150,24 @@ def test_a_full_disk_is_told_and_the_run_resumes_when_there_is_space(small_disk,
 
 
 @pytest.mark.faults
+def test_states_that_do_not_fit_on_disk_are_told_and_the_run_resumes_elsewhere(
+    small_disk, tmp_path
+):
+    place, _ = small_disk
+    with pytest.raises(OSError), (place / "filled").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    os.truncate(place / "filled", (place / "filled").stat().st_size - 4096)  # tempfile tries it
+    words = "--rounds", "5", "--store", "disk"
+    there = ["env", f"TMPDIR={place}"]
+    code, _, err = end(command(tmp_path / "run", *words, before=there))
+    assert code == 1 and str(place) in err and "TMPDIR" in err and "Traceback" not in err, err
+    assert end(command(tmp_path / "run", *words))[0] == 0
+    assert end(command(tmp_path / "whole", "--rounds", "5"))[0] == 0
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.faults
 def test_files_that_may_not_grow_are_told(tmp_path):
     """As a quota does it."""
     limited = ["bash", "-c", 'ulimit -f 6; exec "$@"', "bash"]  # kilobytes

@@ -1,11 +1,10 @@
-"""Where clients' states wait between their visits: in the host's memory or memory-mapped files.
+"""Where clients' states wait between their visits: in the host's memory or in files.
 
 A client that was never drawn equals the start of its architecture and takes neither memory nor
 disk: rows are allocated as zero pages (or holes in a sparse file) and filled at the first write.
 Reading and writing cost time in proportion to the clients at hand, not to all of them.
 """
 
-import contextlib
 import os
 import shutil
 import tempfile
@@ -18,7 +17,42 @@ from typing import Any
 import jax
 import numpy as np
 
+from pfedafm_jax.errors import StorageError
+
 Tree = Any
+
+
+class Rows:
+    """Rows `[size, …]` of a file of its own, as sparse as what was written.
+
+    Not memory-mapped: a full disk would end the process by a signal, and here raises an error.
+    """
+
+    def __init__(self, folder: str, shape: tuple[int, ...], dtype: np.dtype):
+        self.shape, self.dtype, self._folder = shape, dtype, folder
+        self._bytes = int(np.prod(shape[1:])) * dtype.itemsize
+        with tempfile.TemporaryFile(dir=folder) as file:  # it has no name: it goes with the process
+            os.truncate(file.fileno(), shape[0] * self._bytes)
+            self._file = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._file)
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        found = b""
+        while len(found) < self._bytes:
+            found += os.pread(self._file, self._bytes - len(found), row * self._bytes + len(found))
+        return np.frombuffer(found, self.dtype).reshape(self.shape[1:])
+
+    def __setitem__(self, row: int, values: np.ndarray) -> None:
+        content, done = np.ascontiguousarray(values, self.dtype).tobytes(), 0
+        try:
+            while done < self._bytes:
+                done += os.pwrite(self._file, content[done:], row * self._bytes + done)
+        except OSError as error:
+            raise StorageError(
+                f"states of clients cannot be written to {self._folder} ({error.strerror}); free "
+                "some space there, name another folder by TMPDIR, or use --store memory; the same "
+                "command resumes from the last checkpoint"
+            ) from error
 
 
 class ClientStore:
@@ -56,22 +90,17 @@ class ClientStore:
             self._folder = tempfile.mkdtemp(dir=folder, prefix="clients-")
             # The files go with the store.
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        self._states = [
+        self._states: list[Any] = [
             jax.tree.map(partial(self._allocate, int(size)), start)
             for size, start in zip(sizes, self._starts, strict=True)
         ]
 
-    def _allocate(self, size: int, leaf: np.ndarray) -> np.ndarray:
+    def _allocate(self, size: int, leaf: np.ndarray) -> np.ndarray | Rows:
         """Rows `[size, …]` for states like this one."""
         shape = (size, *leaf.shape)
         if not self.on_disk or 0 in shape:
             return np.zeros(shape, leaf.dtype)
-        handle, path = tempfile.mkstemp(dir=self._folder, suffix=".npy")
-        os.close(handle)
-        rows = np.lib.format.open_memmap(path, mode="w+", dtype=leaf.dtype, shape=shape)
-        with contextlib.suppress(OSError):  # without a name the space goes with the process
-            os.unlink(path)
-        return rows
+        return Rows(self._folder, shape, leaf.dtype)
 
     def read(self, group: int, clients: Sequence[int] | np.ndarray) -> Tree:
         """States `[len(clients), …]` of clients of one group; below 0 a client's row is zero."""
