@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paper import numbers
-from paper.items import ITEMS, theory_standing
+from paper.items import ITEMS, theory_task
 from paper.outcome import lengths
 from paper.study import SCALES, Found, Scale, Study, estimator, name_of
 
@@ -18,7 +18,7 @@ from pfedafm_jax.records import check_writable
 from pfedafm_jax.results import Run
 from pfedafm_jax.run import run_all
 from pfedafm_jax.signals import Signals
-from pfedafm_jax.standing import Standing, Task, look
+from pfedafm_jax.standing import Task, look
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -68,18 +68,18 @@ def study_of(asked: argparse.Namespace) -> Study:
 
 
 def print_plan(
-    study: Study, items: Sequence[str], seconds: Mapping[str, float], standings: Sequence[Standing]
+    study: Study, items: Sequence[str], seconds: Mapping[str, float], tasks: Sequence[Task]
 ) -> None:
     """What there is to do, before it starts."""
     what = "all" if len(items) == len(ITEMS) else ", ".join(items)
     rounds = study.rounds or rounds_of(study.scale)
     console.print(f"{what}, scale {study.scale.name}, {rounds} rounds: {study.scale.about}")
-    done, left = sum(standing.state == "done" for standing in standings), sum(seconds.values())
+    done, left = sum(task.state == "done" for task in tasks), sum(seconds.values())
     rest = f"; the rest takes about {in_words(left)} on this machine" if left else ""
-    console.print(f"{len(standings)} runs, {done} of them done{rest}")
+    console.print(f"{len(tasks)} runs, {done} of them done{rest}")
 
 
-def looked(tasks: Sequence[Task]) -> dict[Path, Standing]:
+def looked(tasks: Sequence[Task]) -> dict[Path, Task]:
     """What is done of these runs, each looked at once."""
     unique = {task.folder: task for task in tasks if task.folder is not None}
     return {folder: look(task, longer=True) for folder, task in unique.items()}
@@ -96,20 +96,20 @@ def main(argv: list[str]) -> int:
     if not (asked.list or asked.only_finished):
         check_writable(study.base)
     needed = looked([task for name in items for task in ITEMS[name].tasks(study).values()])
-    more = [theory_standing(study)] if "fig-theory" in items else []
+    more = [theory_task(study)] if "fig-theory" in items else []
     everything = [*needed.values(), *more]
     left = estimator(everything, study.scale.start_seconds)
-    seconds = {name_of(standing.task): left(standing) for standing in everything}
+    seconds = {name_of(task): left(task) for task in everything}
     print_plan(study, items, seconds, everything)
     if asked.list:
         rows = []
         for one in everything:
-            name, rounds = name_of(one.task), f"{one.rounds_done}/{one.task.config.rounds}"
+            name, rounds = name_of(one), f"{one.rounds_done}/{one.config.rounds}"
             rows.append([name, one.state, rounds, in_words(seconds[name]) if seconds[name] else ""])
         print_table(["run", "state", "rounds", "time left"], rows)
         return 0
     if asked.only_finished:
-        done = {folder: standing.run for folder, standing in needed.items()}
+        done = {folder: task.run for folder, task in needed.items()}
     else:
         with Signals() as signals:
             runs = run_all(

@@ -31,10 +31,8 @@ class Options:
 
     name: str
     run_dir: Path
-    data_dir: str | None
-    fresh: bool
-    command: str
-    more: argparse.Namespace  # options of one command alone
+    command: str  # as it was typed
+    more: argparse.Namespace  # all others, and those of one command alone
 
     def start(self, devices: int) -> dict[str, Any]:
         """Meets other processes and sets up the devices; what `run_all` is to be told of all this.
@@ -46,14 +44,14 @@ class Options:
         setup_devices(devices)
         first = self.more.coordinator is None or jax.process_index() == 0
         console.quiet = not first  # one process speaks for all
-        told = {"data_dir": self.data_dir, "name": self.name, "command": self.command}
+        told = {"data_dir": self.more.data_dir, "name": self.name, "command": self.command}
         return told | {"observers": self.observers() if first else []}
 
     def observers(self) -> list[Observer]:
         """Those that `--tensorboard` and `--wandb` ask for; raises where one cannot be used."""
         found: list[Observer] = [TensorBoard()] if self.more.tensorboard else []
         if self.more.wandb is not None:
-            found.append(WeightsAndBiases(self.more.wandb, self.fresh, console.print))
+            found.append(WeightsAndBiases(self.more.wandb, self.more.fresh, console.print))
         return found
 
 
@@ -158,9 +156,8 @@ def parse(
         name = name if config.method == "pfedafm" else f"{name}-{config.method}"
     run_dir = Path(own.run_dir) if own.run_dir else Path("runs") / name
     script = sys.argv[0].endswith(f"{program}.py")
-    command = ["python", sys.argv[0]] if script else ["pfedafm", program]  # as it was typed
-    more = own.data_dir, own.fresh, shlex.join([*command, *argv]), own
-    return config, Options(name, run_dir, *more)
+    command = ["python", sys.argv[0]] if script else ["pfedafm", program]
+    return config, Options(name, run_dir, shlex.join([*command, *argv]), own)
 
 
 def run_name(config: str) -> str:

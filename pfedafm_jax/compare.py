@@ -55,13 +55,13 @@ def compare(
     base, log = None if run_dir is None else Path(run_dir), logger(progress)
     if base is not None:
         check_writable(base)
-    standings = []
+    tasks = []
     for seed in numbers:
         for method in chosen_methods(methods):
             one = replace(config, method=method, seed=seed).check(options.get("dataset"))
             task = Task(one, base / f"{method}-seed{seed}" if base else None)
-            standings.append(look(task, fresh=fresh, log=log))
-    runs = run_all(standings, progress=progress, **options)
+            tasks.append(look(task, fresh=fresh, log=log))
+    runs = run_all(tasks, progress=progress, **options)
     headings, rows = ["method", *COLUMNS.values()], cells(over_seeds(runs))
     if progress:
         print_table(headings, rows)

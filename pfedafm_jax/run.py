@@ -31,7 +31,7 @@ from pfedafm_jax.progress import Progress, bold, console, print_plan, print_summ
 from pfedafm_jax.records import RunFolder
 from pfedafm_jax.results import Run, read_run
 from pfedafm_jax.signals import Signals
-from pfedafm_jax.standing import Standing, Task, checkpoint_folder, look, refuse_others
+from pfedafm_jax.standing import Task, checkpoint_folder, look, refuse_others
 
 Log = Callable[[str], None]
 
@@ -63,16 +63,16 @@ def run(
     """
     start_devices(config)
     log = logger(progress)
-    standing = look(Task(config, None if run_dir is None else Path(run_dir)), fresh=fresh, log=log)
+    task = look(Task(config, None if run_dir is None else Path(run_dir)), fresh=fresh, log=log)
     experiment = Experiment(config, dataset, partition, data_dir=data_dir, log=log)
-    if standing.state == "done":
-        _load(experiment, standing, log)
-    run_all([standing], experiment=experiment, progress=progress, **options)
+    if task.state == "done":
+        _load(experiment, task, log)
+    run_all([task], experiment=experiment, progress=progress, **options)
     return experiment
 
 
 def run_all(
-    standings: Sequence[Standing],
+    tasks: Sequence[Task],
     *,
     dataset: Dataset | None = None,
     partition: Partition | None = None,
@@ -90,7 +90,7 @@ def run_all(
     once.
 
     Args:
-        standings: what `look` said of each task.
+        tasks: as `look` returned them.
         dataset, partition: the same for all; by default as each one's settings say.
         split_of: makes the partition of a run.
         experiment: that of the only run, where it has been made already.
@@ -100,14 +100,14 @@ def run_all(
         name: a name for the plan.
         options: `command`, `observers` and `signals`, see `train`.
     """
-    if not standings:
+    if not tasks:
         return []
-    pending = [standing for standing in standings if standing.state != "done"]
-    log, shown, alone = logger(progress), progress and not console.quiet, len(standings) == 1
-    start_devices(standings[0].task.config)
+    pending = [task for task in tasks if task.state != "done"]
+    log, shown, alone = logger(progress), progress and not console.quiet, len(tasks) == 1
+    start_devices(tasks[0].config)
     data: dict[tuple[object, ...], Dataset] = {}
     shares: list[tuple[Dataset, Partition]] = []
-    for config in () if experiment else (standing.task.config for standing in pending):
+    for config in () if experiment else (task.config for task in pending):
         key: tuple[object, ...] = (config.dataset, config.image_size)
         if config.dataset == "synthetic":
             key = (config.synthetic_classes, config.synthetic_samples, config.seed)
@@ -118,14 +118,14 @@ def run_all(
     runs: list[Run] = []
     pictures: list[Path] = []
     signals: Signals | None = options.get("signals")
-    with Progress(sum(one.task.config.rounds for one in standings), hidden=not shown) as bar:
-        for standing in standings:
-            config, place = standing.task.config, standing.task.folder
+    with Progress(sum(one.config.rounds for one in tasks), hidden=not shown) as bar:
+        for task in tasks:
+            config, place = task.config, task.folder
             title = find_method(config.method).title
-            if standing.run and standing.state == "done":
+            if task.run and task.state == "done":
                 bar.next_run(title, config.rounds, done=True)
-                replay(standing.run, options.get("observers", ()))
-                runs.append(standing.run)
+                replay(task.run, options.get("observers", ()))
+                runs.append(task.run)
                 pictures = sorted(place.glob("*.png")) if place else []
                 if shown and alone:
                     console.print(bold(place), f"is finished already; {START_OVER}")
@@ -136,14 +136,14 @@ def run_all(
                 bar.next_run(f"run {number} of {len(pending)}: {title}{where}", config.rounds)
             current = experiment or Experiment(config, *shares.pop(0))
             plan = name if alone and shown else None
-            pictures = train(current, standing, bar, plan=plan, log=log, **options)
+            pictures = train(current, task, bar, plan=plan, log=log, **options)
             first = current.programs.processes.first
             runs.append(read_run(place) if place and first else current.result())
             if place and drop_checkpoints and first:
                 Checkpoints(checkpoint_folder(place)).clear()
             del current
             gc.collect()
-            if signals and signals.received is not None and len(runs) < len(standings):
+            if signals and signals.received is not None and len(runs) < len(tasks):
                 message = "stopped between two runs; the same command resumes"
                 raise Interrupted(message, signals.received)
     if shown and alone:
@@ -153,7 +153,7 @@ def run_all(
 
 def train(
     experiment: Experiment,
-    standing: Standing,
+    task: Task,
     bar: Progress | None = None,
     *,
     plan: str | None = None,
@@ -166,7 +166,7 @@ def train(
 
     Args:
         experiment: with no round done yet.
-        standing: what `look` said of it.
+        task: as `look` returned it.
         bar: is shown every round.
         plan: a name, to show the plan first.
         command: noted in the run's files as what started it.
@@ -176,7 +176,7 @@ def train(
         log: told of single lines, such as a damaged checkpoint.
     """
     bar, signals = bar or Progress(0, hidden=True), signals or Signals()
-    place, processes = standing.task.folder, experiment.programs.processes
+    place, processes = task.folder, experiment.programs.processes
     if plan is not None:
         print_plan(experiment, plan, place)
     bar.compiling()
@@ -190,9 +190,9 @@ def train(
     with folder.lock() if first else contextlib.nullcontext(), contextlib.ExitStack() as closing:
         checkpoints = Checkpoints(checkpoint_folder(place), identity(experiment), log, processes)
         try:
-            if standing.state == "again" and first:
+            if task.state == "again" and first:
                 checkpoints.clear()
-            elif standing.state != "again" and resume(experiment, checkpoints):
+            elif task.state != "again" and resume(experiment, checkpoints):
                 bar.resume(experiment.records)
             if first:
                 folder.start(experiment.about(command), experiment.partition, experiment.records)
@@ -277,9 +277,9 @@ def resume(experiment: Experiment, checkpoints: Checkpoints) -> bool:
     return True
 
 
-def _load(experiment: Experiment, standing: Standing, log: Log) -> None:
+def _load(experiment: Experiment, task: Task, log: Log) -> None:
     """Puts an experiment where a finished run left it: records, clients and server."""
-    place, processes = standing.task.folder or Path(), experiment.programs.processes
+    place, processes = task.folder or Path(), experiment.programs.processes
     checkpoints = Checkpoints(checkpoint_folder(place), identity(experiment), log, processes)
     with contextlib.closing(checkpoints):
         if resume(experiment, checkpoints) and experiment.round == experiment.config.rounds:

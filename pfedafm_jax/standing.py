@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,17 +20,13 @@ ELSEWHERE = f"{START_OVER}, another --run-dir leaves it as it is"
 
 @dataclass(frozen=True)
 class Task:
-    """A run to be done; without a folder everything stays in memory."""
+    """A run to be done, and what `look` found of it in its folder.
+
+    `again`: it starts over, whatever is there. Without a folder everything stays in memory.
+    """
 
     config: Config
     folder: Path | None = None
-
-
-@dataclass(frozen=True)
-class Standing:
-    """A task as its folder shows it. `again`: it starts over, whatever is there."""
-
-    task: Task
     state: Literal["new", "started", "done", "again"] = "new"
     rounds_done: int = 0
     run: Run | None = None  # what can be read there
@@ -54,8 +49,8 @@ def look(
     fresh: bool = False,
     longer: bool = False,
     log: Callable[[str], None] = console.print,
-) -> Standing:
-    """What there is to do of a task; raises before any work where its folder cannot be used.
+) -> Task:
+    """The task with what is there of it; raises before any work where its folder cannot be used.
 
     Args:
         task: the run and its folder.
@@ -65,7 +60,7 @@ def look(
         log: told of damaged files that a checkpoint makes up for.
     """
     if task.folder is None:
-        return Standing(task)
+        return task
     place, config = task.folder, task.config
     saved = {} if fresh else Checkpoints(checkpoint_folder(place)).manifests()
     run = None if fresh else _read(place, bool(saved), log)
@@ -75,11 +70,11 @@ def look(
         same = replace(config, rounds=started) if longer else config
         refuse_others(place, differences(settings, same))
     config = replace(config, rounds=max(config.rounds, started)) if longer else config
-    standing = partial(Standing, Task(config, place), rounds_done=max(saved, default=0), run=run)
+    task = Task(config, place, "started" if saved else "new", max(saved, default=0), run)
     finished = run.summary.rounds if run and run.finished else 0
     done = max(finished, *saved, 0)
     if finished == config.rounds:
-        return standing("done", rounds_done=finished)
+        return replace(task, state="done", rounds_done=finished)
     if done > config.rounds:
         accepted = f"{done} or more, since {place} has done {done} already ({ELSEWHERE})"
         raise bad("rounds", config.rounds, accepted)
@@ -90,8 +85,8 @@ def look(
         RunFolder(place).check(known=run is not None)
         check_writable(checkpoint_folder(place))
     if fresh or (finished and not saved) or any(differences(one, config) for one in stored):
-        return standing("again", rounds_done=0)
-    return standing("started" if saved else "new")
+        return replace(task, state="again", rounds_done=0)
+    return task
 
 
 def _read(place: Path, saved: bool, log: Callable[[str], None]) -> Run | None:

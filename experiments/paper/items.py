@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from paper.outcome import Outcome, Table
 from paper.study import Found, Study
 from pfedafm_jax.files import write_atomically
 from pfedafm_jax.progress import console
-from pfedafm_jax.standing import Standing, Task
+from pfedafm_jax.standing import Task
 
 Tasks = Callable[[Study], dict[tuple[Any, ...], Task]]
 
@@ -39,10 +39,10 @@ def _uneven(axis: case_studies.Axis) -> Item:
     return Item(axis.title, tasks, partial(case_studies.uneven, axis=axis))
 
 
-def theory_standing(study: Study) -> Standing:
+def theory_task(study: Study) -> Task:
     """A training of its own, done where its folder has what was measured with these settings."""
     task = study.task("pfedafm", study.datasets[0], study.one_seed[0], variation="theory")
-    return Standing(task, "done" if _measured(task) else "new")
+    return replace(task, state="done" if _measured(task) else "new")
 
 
 def _measured(task: Task) -> dict[str, Any] | None:
@@ -53,7 +53,7 @@ def _measured(task: Task) -> dict[str, Any] | None:
 
 def _theory(study: Study, found: Found) -> Outcome | None:
     """What the paper's assumptions and bound look like in a run."""
-    task = theory_standing(study).task
+    task = theory_task(study)
     result = _measured(task)
     if result is None and study.only_finished:
         return None

@@ -16,7 +16,7 @@ from pfedafm_jax.models import describe, extractor_names, linear, register_extra
 from pfedafm_jax.presets import PAPER_COLUMNS, paper_scale
 from pfedafm_jax.records import TARGET_ACCURACY
 from pfedafm_jax.results import Run
-from pfedafm_jax.standing import Standing, Task
+from pfedafm_jax.standing import Task
 from pfedafm_jax.training import LocalTraining
 
 FLOPS_PER_SECOND = 6e10  # two CPU cores, heterogeneous pFedAFM at N = 100: 14 s for 0.85 TFLOP
@@ -205,12 +205,12 @@ def flops_of_a_round(config: Config) -> float:
     return sum(costs) / len(costs) * config.num_participants
 
 
-def estimator(standings: Iterable[Standing], start_seconds: float) -> Callable[[Standing], float]:
+def estimator(tasks: Iterable[Task], start_seconds: float) -> Callable[[Task], float]:
     """Seconds that are left of a run, from its FLOPs and the speed of finished runs.
 
     Where none is finished, that of two CPU cores.
     """
-    runs = [one.run for one in standings if one.run is not None and one.run.finished]
+    runs = [one.run for one in tasks if one.run is not None and one.run.finished]
     work = sum(record.flops for run in runs for record in run.records)
     finished = [run.summary for run in runs]
     seconds = sum(summary.seconds for summary in finished)
@@ -219,11 +219,10 @@ def estimator(standings: Iterable[Standing], start_seconds: float) -> Callable[[
         compiling = sum(summary.compile_seconds for summary in finished) / len(finished)
         start_seconds = compiling + start_seconds / 10
 
-    def left(standing: Standing) -> float:
-        if standing.state == "done":
+    def left(task: Task) -> float:
+        if task.state == "done":
             return 0.0
-        config = standing.task.config
-        rounds = config.rounds - standing.rounds_done
+        config, rounds = task.config, task.config.rounds - task.rounds_done
         return start_seconds + flops_of_a_round(config) * rounds / speed
 
     return left

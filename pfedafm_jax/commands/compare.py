@@ -19,6 +19,6 @@ def main(argv: list[str]) -> int:
     more, base = options.more, options.run_dir
     base = base if more.run_dir else base.with_name(f"{base.name}-compare")
     with Signals() as signals:
-        shared = options.start(config.devices) | {"run_dir": base, "fresh": options.fresh}
+        shared = options.start(config.devices) | {"run_dir": base, "fresh": more.fresh}
         compare(config, more.methods, cli.seeds(more.seeds), signals=signals, **shared)
     return 0

@@ -18,11 +18,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN_DIR", help="folders of runs, or folders with such in them")
     add("--x", default="rounds", choices=plots.X_AXES, help="what to draw against (rounds)")
-    add("--y", default="participants", choices=plots.Y_AXES,
-        help="what to draw (the mean accuracy of a round's participants)")  # fmt: skip
+    usual = "what to draw (the mean accuracy of a round's participants)"
+    add("--y", default="participants", choices=plots.Y_AXES, help=usual)
     add("--smooth", type=int, default=1, metavar="K", help="each point a mean of the last K")
-    add("--group", default="", metavar="SETTING,…",
-        help="runs that agree in these settings as one: mean, and a band from least to most")  # fmt: skip
+    group = "runs that agree in these settings as one: mean, and a band from least to most"
+    add("--group", default="", metavar="SETTING,…", help=group)
     add("--title", default="", help="a heading")
     add("--out", type=Path, default=Path("plot.png"), metavar="FILE", help="PNG, PDF or SVG")
     asked = parser.parse_args(argv)

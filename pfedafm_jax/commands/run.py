@@ -10,6 +10,6 @@ def main(argv: list[str]) -> int:
     config, options = cli.parse(argv, "run", __doc__ or "")
     with Signals() as signals:
         shared = options.start(config.devices)
-        standing = look(Task(config, options.run_dir), fresh=options.fresh)
-        run_all([standing], signals=signals, **shared)
+        task = look(Task(config, options.run_dir), fresh=options.more.fresh)
+        run_all([task], signals=signals, **shared)
     return 0

@@ -234,41 +234,25 @@ class Sweep:
 
     def run(self, **shared: Any) -> list[Score]:
         """All points' scores; with --halving those of the points kept are the later ones."""
-        scores, chosen, halving = {}, self.points, len(self.stages) > 1
+        scores, chosen, more = {}, self.points, self.options.more
+        shared |= {"split_of": validation_split, "drop_checkpoints": more.drop_checkpoints}
         with Signals() as signals:
             for number, rounds in enumerate(self.stages):
-                fresh = self.options.fresh and number == 0
-                tasks = [
-                    self.task(point, seed, rounds if halving else None)
-                    for point in chosen
-                    for seed in self.seeds
-                ]
-                standings = [look(task, fresh=fresh, longer=True) for task in tasks]
-                done = sum(standing.state == "done" for standing in standings)
-                length = f" of {rounds} rounds" if halving else ""
-                console.print(f"{len(tasks)} runs{length}, {done} of them done")
-                drop = self.options.more.drop_checkpoints
-                shared |= {"split_of": validation_split, "drop_checkpoints": drop}
-                runs = iter(run_all(standings, signals=signals, **shared))
+                fresh, length = more.fresh and number == 0, rounds if more.halving else None
+                asked = [self.task(point, seed, length) for point in chosen for seed in self.seeds]
+                tasks = [look(task, fresh=fresh, longer=True) for task in asked]
+                done = sum(task.state == "done" for task in tasks)
+                words = f" of {rounds} rounds" if more.halving else ""
+                console.print(f"{len(tasks)} runs{words}, {done} of them done")
+                runs = iter(run_all(tasks, signals=signals, **shared))
                 found = []
                 for point in chosen:
                     mine = list(itertools.islice(runs, len(self.seeds)))
-                    accuracies = [_accuracy(run, rounds if halving else None) for run in mine]
-                    found.append(Score(point, mine, accuracies))
+                    found.append(Score(point, mine, [_accuracy(run, length) for run in mine]))
                 scores |= {label(score.point): score for score in found}
                 keep = -(-len(self.points) // 2 ** (number + 1))
                 chosen = [score.point for score in ranked(found)[:keep]]
         return list(scores.values())
-
-    def best(self, scores: list[Score]) -> Score:
-        """The choice: among those that went all the way."""
-        longest = max(run.summary.rounds for score in scores for run in score.runs)
-        whole = [one for one in scores if one.runs[0].summary.rounds == longest]
-        best = ranked(scores if len(self.stages) == 1 else whole)[0]
-        if best.accuracy is None:
-            words = "diverged; try lower learning rates"
-            raise PfedafmError(f"nothing to choose: all runs of {self.base} {words}")
-        return best
 
     def write(self, scores: list[Score]) -> None:
         """Table, numbers, the configuration that was chosen, and last a picture."""
@@ -291,7 +275,13 @@ class Sweep:
             for one in ranked(scores)
         ]
         write_atomically(self.base / "sweep.json", json.dumps(content, indent=2) + "\n")
-        best = self.best(scores)
+        lengths = [one.runs[0].summary.rounds for one in scores]
+        whole = [s for s, n in zip(scores, lengths, strict=True) if n == max(lengths)]
+        # With --halving among those that went all the way.
+        best = ranked(whole if self.options.more.halving else scores)[0]
+        if best.accuracy is None:
+            words = "diverged; try lower learning rates"
+            raise PfedafmError(f"nothing to choose: all runs of {self.base} {words}")
         about = (
             f"The best of {len(scores)} settings, {percent(best.accuracy)} % of all clients' "
             f"validation images right\n({held_out}, seeds {', '.join(map(str, self.seeds))}), "
@@ -312,10 +302,10 @@ def _accuracy(run: Run, rounds: int | None) -> float | None:
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--grid", action="append", default=[], metavar="SETTING=A,B,…",
-        help="values of a setting; may be given several times (default: the paper's grid)")  # fmt: skip
+        help="values of a setting; may be repeated (default: the paper's grid)")  # fmt: skip
     add("--seeds", default="", metavar="0,1,…", help="several seeds: the choice is by their mean")
-    add("--halving", action="store_true",
-        help="a quarter of the rounds for all, half for the better half, all for the best quarter")  # fmt: skip
+    halving = "a quarter of the rounds for all, half for the better half, all for the best quarter"
+    add("--halving", action="store_true", help=halving)
     add("--drop-checkpoints", action="store_true", help="remove those of a run that is finished")
 
 
