@@ -1,6 +1,11 @@
 """pFedAFM and the methods it is compared with: federated learning with different models, vectorized
 in JAX."""
 
+import os
+
+# XLA's own lines ("Very slow compile?") would run through the progress bar; its errors are raised.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
 from pfedafm_jax.compare import compare
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Dataset, Partition, dataset_from_arrays, load_dataset, make_partition
