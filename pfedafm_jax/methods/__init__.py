@@ -41,7 +41,7 @@ def register_method(method: type[Method]) -> type[Method]:
     name = method.name
     taken = [built_in.name for built_in in _BUILT_IN] + [*settings_of(Config), "settings"]
     if not name.isidentifier() or name in taken:
-        accepted = "letters, digits and underscores, no built-in method's name, no setting's name"
+        accepted = "an identifier, not the name of a built-in method or of a setting"
         raise bad(f"{method.__name__}.name", name, accepted)
     required = ("init_client", "client_update", "predict", "cost")
     missing = [part for part in required if getattr(method, part) is getattr(Method, part)]
