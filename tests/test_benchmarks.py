@@ -109,9 +109,6 @@ def test_a_contender_in_a_process_of_its_own_says_why_it_fails(work, tmp_path):
     assert contender.process.returncode == 0
 
 
-# ------------------------------------------------------------------------------------- PyTorch
-
-
 @pytest.fixture(scope="module")
 def larger(config) -> common.Work:
     """Networks of the paper on images of 16x16 pixels: three clients, 24 training images each but
@@ -188,9 +185,6 @@ def test_the_torch_loop_learns_in_processes_of_its_own(larger, tmp_path, kind):
     losses = [answer["loss"] for answer in rounds]
     contender.close()
     assert losses[-1] < losses[0]
-
-
-# ---------------------------------------------------------------------------------- scaling, errors
 
 
 def test_a_point_of_the_scaling_curves_reports_time_and_memory(work):

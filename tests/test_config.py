@@ -118,9 +118,6 @@ def test_the_groups_of_the_help_are_all_settings():
     assert {name for kind in GROUPS for name in settings_of(kind)} == set(settings_of(Config))
 
 
-# ------------------------------------------------------------------------------------- methods' own
-
-
 def test_updates_leave_the_rest_and_lists_become_tuples():
     config = updated(
         Config(), {"rounds": 7, "architectures": ["cnn1"], "pfedafm": {"mix_scalar": True}}
@@ -187,9 +184,6 @@ def test_a_class_says_what_its_settings_are():
         check_settings(Own(-1), "own.")
     with pytest.raises(PfedafmError, match=r"own = .* accepted: steps but 0"):
         changed(Own(), {"steps": 0}, "own.")
-
-
-# ------------------------------------------------------------------------------ named, and in files
 
 
 def test_a_bare_config_is_hetero_cifar10_with_one_learning_rate_for_all_methods():

@@ -40,9 +40,6 @@ def shared(state):
     return jax.device_get(state.server["shared_extractor"])
 
 
-# -------------------------------------------------------------------------------------- who changes
-
-
 def test_every_part_of_a_participant_is_trained_and_nobody_depends_on_who_else_is_there(programs):
     before = states(start(programs))
     alone = [after(programs, [client])[0].store.state(client) for client in range(6)]
@@ -113,9 +110,6 @@ def test_the_broadcast_stays_where_nobody_is_finite(programs, state):
     chex.assert_trees_all_equal(shared(state), before)
 
 
-# ----------------------------------------------------------------------------------- the same again
-
-
 def test_seeds_and_rounds_differ_in_their_starts_and_batches(programs, config, dataset, partition):
     other = build(dataclasses.replace(config, seed=6), dataset, partition)
     assert not same(shared(start(programs)), shared(start(other)))
@@ -146,9 +140,6 @@ def test_clients_wait_on_disk_as_in_memory(programs, config, tmp_path):
         state, _ = after(placed, None, None, state=state)
         results.append((shared(state), states(state)))
     chex.assert_trees_all_equal(*results)
-
-
-# -------------------------------------------------------------------------------- devices and steps
 
 
 @pytest.mark.parametrize(

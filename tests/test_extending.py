@@ -45,9 +45,6 @@ def registries():
     describe.cache_clear()
 
 
-# --------------------------------------------------------------------------------------- extractors
-
-
 def taps(size: int, stride: int = 1) -> int:
     """Pixels under a 3-wide window over all its places, zero padding left out."""
     places = -(-size // stride)
@@ -130,9 +127,6 @@ def test_settings_are_held_against_the_data_at_hand(dataset, config):
         Experiment(config, one)
     other = dataset_from_arrays("grey", images, labels, *none, mean=(0.5,))
     assert other.digest != grey.digest
-
-
-# ------------------------------------------------------------------------------ methods and plugins
 
 
 def parse(*words: str) -> Config:
@@ -270,9 +264,6 @@ def test_a_run_on_own_data_has_the_name_of_the_data(tmp_path):
         (["--dataset", "tfds:mnist", "--image-size", "28"], "mnist"),
     ]:
         assert cli.parse(words, "run", "")[1].run_dir == Path("runs") / name
-
-
-# ---------------------------------------------------------------------------------------- the guide
 
 
 def command(words: list[str]) -> int:

@@ -58,8 +58,6 @@ def with_gradients(layer):
     return jax.jit(jax.value_and_grad(loss_of(layer), (0, 1, 2)))
 
 
-# ----------------------------------------------------------------------------- values and gradients
-
 # Those of the paper, of grey images, and odd numbers of channels; odd sides lose their last row.
 SHAPES = [(32, 32, 3, 16), (14, 14, 16, 32), (28, 28, 1, 16), (6, 10, 2, 3), (8, 6, 5, 17), (12, 16, 33, 40),
           (10, 22, 7, 1), (13, 15, 2, 9)]  # fmt: skip
@@ -156,9 +154,6 @@ def test_other_types_take_the_form_of_xla():
         assert conv_pool(*inputs).dtype == jnp.bfloat16
 
 
-# ----------------------------------------------------------------------------- maps, loops, devices
-
-
 def test_many_clients_at_once_are_each_of_them_alone(form):
     inputs = random_layer(14, 14, 3, 4, lead=(3,))
     together = jax.jit(jax.vmap(jax.value_and_grad(loss_of(conv_pool), (0, 1, 2))))(*inputs)
@@ -202,9 +197,6 @@ def test_loops_devices_and_donated_arguments_give_the_same_bits():
         chex.assert_trees_all_close(other, once, rtol=1e-4, atol=1e-5)
 
 
-# ---------------------------------------------------------------------------------------------- SGD
-
-
 def test_a_step_by_hand(form):
     """|(3, 4)| = 5 is clipped to 1: (0.6, 0.8); decay 0.5 adds (0.5, 1); momentum 0.5 · (2, 2) adds
     (1, 1). The norm is over all leaves together."""
@@ -246,9 +238,6 @@ def test_other_numbers_are_no_other_program(form):
     numbers = (0.1, 50.0), (0.2, 50.0), (0.1, np.inf)
     results = [float(step(rate, clip)[0]) for rate, clip in numbers]
     assert results == pytest.approx([0.9, 0.8, 0.9]) and len(traces) == 1
-
-
-# ------------------------------------------------------------------------------------ in the engine
 
 
 @pytest.mark.parametrize("method", slow_but(("fedproto",), METHODS))

@@ -30,9 +30,6 @@ def registry(monkeypatch):
     describe.cache_clear()
 
 
-# -------------------------------------------------------------------------------------------- sizes
-
-
 @pytest.mark.parametrize("index", range(5))
 def test_parameters_and_multiply_adds(index):
     for num_classes in (10, 100):
@@ -56,9 +53,6 @@ def test_counts_are_those_of_the_arrays():
     odd = describe("cnn5", 10, (29, 31, 1))
     extractor = jax.eval_shape(odd.init_extractor, jax.random.key(0))
     assert extractor["fc1"]["kernel"].shape == (4 * 4 * 32, 500)
-
-
-# ----------------------------------------------------------------------------------- initialisation
 
 
 @pytest.mark.parametrize(
@@ -103,9 +97,6 @@ def test_representation_is_not_negative():
     params = jax.jit(found.init_extractor)(jax.random.key(0))
     features = jax.jit(found.extract)(params, jax.random.normal(jax.random.key(1), (9, 8, 8, 3)))
     assert float(jnp.min(features)) == 0
-
-
-# ------------------------------------------------------------------------------- one's own networks
 
 
 class Flat(nn.Module):

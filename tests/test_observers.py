@@ -152,9 +152,6 @@ def test_a_finished_run_can_be_told_later_and_is_told_once(straight, tmp_path):
     assert shown(unseen)[0] == shown(folder)[0]
 
 
-# ------------------------------------------------------------------------------- Weights & Biases
-
-
 def pretended(mode="online", known=0):
     """A module that does what we use of wandb; `known` is how many rounds the server has."""
     module = types.SimpleNamespace(inits=[], logs=[], logins=0, finished=[], summary={})

@@ -104,9 +104,6 @@ def test_bad_input_is_told_and_draws_nothing(arguments, said, tmp_path, monkeypa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "run"]
 
 
-# ------------------------------------------------------------------------------- what all share
-
-
 def test_a_method_has_one_colour_in_every_picture(folder):
     runs = read_runs([folder])
     few = [run for run in runs if run.config["method"] != "fd"]

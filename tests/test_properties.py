@@ -134,9 +134,6 @@ def test_the_name_of_a_run_is_one_folder_in_runs(config):
     assert len(name) <= 100
 
 
-# ------------------------------------------------------------------------------------ damaged files
-
-
 @st.composite
 def damages(draw):
     """A function that changes bytes."""

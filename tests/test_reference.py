@@ -89,9 +89,6 @@ def test_engine_equals_algorithm_1_with_a_network_of_the_paper(config):
     chex.assert_trees_all_close(*servers, rtol=1e-3, atol=1e-5)
 
 
-# -------------------------------------------------------------------------------- the released code
-
-
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -158,9 +155,6 @@ def test_the_last_participant_alone_is_the_average(config, dataset, partition):
     one, _ = play(reference, last, [[0, 1, 4]])
     other, _ = play(reference, build(config, dataset, partition), [[4]])
     chex.assert_trees_all_equal(jax.device_get(one.server), jax.device_get(other.server))
-
-
-# --------------------------------------------------------------------------------- the loop by hand
 
 
 def test_cross_entropy_by_hand():

@@ -32,9 +32,6 @@ def tasks_of(asked: Study, *items: str) -> dict[str, Task]:
     return {name_of(task): task for tasks in chosen for task in tasks.values()}
 
 
-# ------------------------------------------------------------------------------- its numbers
-
-
 @pytest.mark.parametrize("family", ["homo", "hetero"])
 def test_the_papers_margins_follow_from_its_tables(family):
     """A slip in copying a number would show: the margins were copied by themselves."""
@@ -68,9 +65,6 @@ def test_the_papers_number_stands_beside_runs_of_its_settings():
         assert numbers.published({**usual, **other}) is None
 
 
-# ------------------------------------------------------------------------------- the plan
-
-
 def test_quick_runs_have_the_settings_of_their_configuration_and_known_folders(tmp_path):
     tasks = {name: task.config for name, task in tasks_of(study(tmp_path)).items()}
     named = {"hetero_cifar10": "pfedafm", "homo_cifar100": "fd", "hetero_cifar100": "fml"}
@@ -102,9 +96,6 @@ def test_what_was_asked_for_takes_the_place_of_the_defaults(tmp_path):
     assert found == ["fd-seed3", "fml-seed3", "fd-seed4", "fml-seed4"]
     assert {task.config.rounds for task in tasks} == {7}
     assert {task.config.seed for task in tasks_of(asked, "fig-mix-lr").values()} == {3, 4}
-
-
-# ------------------------------------------------------------------------------- made-up runs
 
 
 def made_up(config: Config, level: float = 0.8, not_finite: int = 0, folder: Path | None = None):
@@ -206,9 +197,6 @@ def test_time_is_estimated_from_work_and_from_what_finished_runs_took(tmp_path):
     made_up(tasks[0].config, folder=tasks[0].folder)  # 2 s a round of 5 operations
     left = estimator([look(task) for task in tasks], 0.0)(new[1])
     assert left == pytest.approx(1.5 + seconds[1] * 6e10 / 2.5, rel=0.01)
-
-
-# ------------------------------------------------------------------------------- the command
 
 
 SOME = ["table1", "table3", "fig-cost", "fig-ablation-training"]

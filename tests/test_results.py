@@ -17,8 +17,6 @@ from pfedafm_jax.tables import cells, markdown, over_seeds, table
 
 RESULTS = Path(__file__).parent.parent / "experiments" / "results"
 
-# -------------------------------------------------------------------------------------- the summary
-
 
 def test_each_accuracy_of_a_summary_is_what_its_name_says():
     means = [0.1, 0.9, None, *[0.4] * 8, 0.6]
@@ -91,9 +89,6 @@ def test_the_results_of_this_repository_are_readable():
     assert found == pytest.approx((0.9196, 0.8647), abs=5e-5)
 
 
-# -------------------------------------------------------------------------------- labels and tables
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Three methods, two seeds each; the second seed is one point better."""
@@ -157,9 +152,6 @@ def test_rows_are_mean_and_deviation_over_seeds():
     text = markdown(["method", "best", "last ten"], [row[:3] for row in cells(frame)])
     assert "| Standalone | 85.00 ± 7.07 |" in text
     assert "| FD (diverged at round 2) | 50.00 | 45.00 |" in text
-
-
-# ------------------------------------------------------------------------------------------- damage
 
 
 FILES = ("config.json", "rounds.jsonl", "clients.npz", "partition.npz", "summary.json")
@@ -239,9 +231,6 @@ def test_a_record_that_is_not_as_a_run_writes_it_is_refused(tmp_path):
         path.write_text(json.dumps(good).replace('"loss": 1.0', f'"loss": {text}') + "\n")
         with pytest.raises(Damaged, match=r"rounds\.jsonl.*line 1"):
             read_run(tmp_path / "run")
-
-
-# --------------------------------------------------------------------------------------- the folder
 
 
 def test_a_folder_that_is_not_ours_is_left_alone(tmp_path):

@@ -122,9 +122,6 @@ def crashed(folder, experiment, number):
         train_in(folder, experiment, notes=Notes(crash, number))
 
 
-# ---------------------------------------------------------------------------------- to the same bits
-
-
 @pytest.mark.parametrize("number", (1, 2, 7))
 def test_a_run_that_ends_after_any_round_goes_on_to_the_same_bits(
     number, make, settings, straight, folder
@@ -252,9 +249,6 @@ def test_updates_that_are_not_finite_are_counted_and_survive_a_restart(make, set
     train_in(folder, make(settings))
     summary, counted = read_run(folder).summary, [row["not_finite"] for row in rows(folder)]
     assert summary.diverged_at_round == 1 and summary.clients_not_finite == sum(counted) >= 1
-
-
-# ------------------------------------------------------------------------- what is done, and refused
 
 
 def test_a_finished_run_is_known_as_such_and_no_round_is_taken_from_it(settings, straight):

@@ -103,9 +103,6 @@ def test_draws_are_uniform_and_everyone_is_drawn_at_full_participation():
     assert np.all(np.abs(counts - 500) < 97)
 
 
-# ----------------------------------------------------------------------------------- over processes
-
-
 def test_clients_stay_where_their_state_is():
     home = np.array([0, 1, 0, 1, -1, -1])
     found = assign(range(6), np.full(6, 10.0), home, np.array([1, 1]))

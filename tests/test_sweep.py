@@ -26,9 +26,6 @@ def score(point, *accuracies, diverged=None):
     return grid.Score(point, [run] * len(accuracies), accuracies)
 
 
-# ----------------------------------------------------------------------------------------- the grid
-
-
 def test_the_papers_grid_is_every_combination_of_its_values():
     found = grid.points(grid.paper_grid("pfedafm"))
     assert len(found) == 4 * 2 * 4
@@ -72,9 +69,6 @@ def test_bad_input_is_refused_before_anything_is_written(arguments, said, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-# --------------------------------------------------------------------------------------- the choice
-
-
 def test_validation_data_take_the_place_of_test_data_which_are_in_no_part():
     config = dataclasses.replace(
         Config(), dataset="synthetic", num_clients=10, validation_fraction=0.1
@@ -109,9 +103,6 @@ def test_influence_is_how_far_the_values_of_a_setting_are_apart_over_the_others(
     axes = grid.heat_map(scores, "title").axes[0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("a", "b")
     assert sorted(text.get_text() for text in axes.texts) == ["50.00", "60.00", "80.00", "90.00"]
-
-
-# -------------------------------------------------------------------------------------- the command
 
 
 def test_the_command_chooses_goes_on_and_leaves_a_configuration(tmp_path, capsys):

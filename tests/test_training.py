@@ -95,9 +95,6 @@ def assert_equals_plain(training: LocalTraining, data: ClientData):
     assert float(result.loss) == pytest.approx(loss, rel=1e-5)
 
 
-# ------------------------------------------------------------------------------------------ batches
-
-
 ordered = jax.jit(epoch_order, static_argnums=2)
 
 
@@ -185,9 +182,6 @@ def test_batches_are_never_larger_than_the_largest_client():
     assert training.batch_size == 32  # of a size that other splits have as well
 
 
-# ---------------------------------------------------------------------------------------------- SGD
-
-
 def test_each_part_has_its_own_norm():
     rates = {"clip_norm": 1.0, "weight_decay": 0.0, "momentum": 0.0, "learning_rate": 1.0}
     training = dataclasses.replace(TRAINING, **rates)
@@ -209,9 +203,6 @@ def test_projection_follows_every_step():
     result = jax.jit(partial(trained, training, project=project))(jax.random.key(0), data)
     values = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(result.params)])
     assert np.all(np.abs(values) <= 1) and np.any(np.abs(values) == 1)
-
-
-# ---------------------------------------------------------------------------- features and accuracy
 
 
 @pytest.mark.parametrize("num", [3, 4, 11])

@@ -25,9 +25,6 @@ def assert_is(dataset, tiny):
     assert (dataset.num_train, dataset.num_classes) == (20, tiny.cifar.num_classes)
 
 
-# ----------------------------------------------------------------------------------- official files
-
-
 @pytest.mark.parametrize("form", ["python", "binary"])
 def test_official_folders_and_archives_given_or_what_holds_them(tiny, form, tmp_path):
     folder = tiny.write_folder(tmp_path / "a", form)
@@ -148,9 +145,6 @@ def test_data_dir_without_a_copy_does_not_fall_through_to_downloading(tiny, tmp_
             assert looked_for in str(caught.value)
     with pytest.raises(PfedafmError, match="offline"):
         load_dataset(tiny.cifar.name, offline=True)
-
-
-# ------------------------------------------------------------------------------------- TFDS and npm
 
 
 def test_tfds_downloads_prepares_and_restores_the_official_order(tiny, tfds_folder, monkeypatch):

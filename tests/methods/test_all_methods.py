@@ -59,8 +59,6 @@ def test_who_takes_no_part_is_untouched_and_the_order_of_the_others_does_not_mat
     assert_close(play(programs, [0, 1, 2])[:2], play(programs, [2, 0, 1])[:2])
 
 
-# ----------------------------------------------------------------------------- against a plain loop
-
 # Three of four; two, one of them new; one by itself, which lacks class 2.
 ROUNDS = ([2, 0, 1], [1, 3], [0])
 
@@ -115,9 +113,6 @@ OPTIONS = {
 def test_engine_equals_plain_loop_with_options(name):
     config = small_config(name.split(",")[0], architectures=("dense_b",), **OPTIONS[name])
     assert_equals_plain_loop(build(config, *small_data()))
-
-
-# ----------------------------------------------------------------------------------- losses by hand
 
 
 def ce(logits, labels):
@@ -209,8 +204,6 @@ def test_the_loss_of_a_visit_of_one_batch_by_hand(method):
         logits = shared(server["shared_extractor"], kept["header"])[1]
         np.testing.assert_allclose(second.info["shared_loss"], ce(logits, labels), rtol=1e-4)
 
-
-# ----------------------------------------------------------------------------------------- averages
 
 SUMMED = {
     "fedper": "shared_extractor",

@@ -89,8 +89,6 @@ def test_class_weights(aggregation, weight, expected):
     np.testing.assert_array_equal(found, expected)
 
 
-# ---------------------------------------------------------------------------------- against PyTorch
-
 rng = np.random.default_rng(1)
 PRIVATE, SHARED = rng.normal(size=(2, 6, 4)).astype(np.float32) * 2
 FEATURES_F, FEATURES_G = rng.normal(size=(2, 6, 5)).astype(np.float32)

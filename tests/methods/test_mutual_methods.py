@@ -108,9 +108,6 @@ def test_fedkd_counts_what_travels_and_the_server_moves_by_the_coded_mean():
     assert np.all((sent > 0) & (sent <= whole))
 
 
-# ------------------------------------------------------------------------------------------ FedAPEN
-
-
 def numbered_data(num: int, longest: int) -> ClientData:
     rows = jnp.zeros(longest, jnp.int32).at[:num].set(jnp.arange(100, 100 + num, dtype=jnp.int32))
     images, labels = jnp.zeros((200, 1, 1, 1), jnp.uint8), jnp.zeros(200, jnp.int32)

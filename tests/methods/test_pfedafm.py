@@ -58,9 +58,6 @@ def visit(config, dataset, partition):
     return Visit(config, dataset, partition)
 
 
-# ------------------------------------------------------------------------------------------ the mix
-
-
 def test_mixing_by_hand():
     mix, shared = jnp.array([0.0, 0.25, 1.0]), jnp.array([[1.0, 2.0, 3.0]])
     local = jnp.array([[5.0, 6.0, 7.0]])
@@ -112,9 +109,6 @@ def test_mix_at_zero_gives_the_local_extractor_no_gradient(visit):
     result = visit.phase_one(method, mix=0.0).params["model"]
     chex.assert_trees_all_equal(result["local_extractor"], visit.client["local_extractor"])
     assert all_moved(result["header"], visit.client["header"])
-
-
-# --------------------------------------------------------------------------------------- the phases
 
 
 def test_phase_one_trains_all_of_the_local_model_and_phase_two_the_shared_extractor_only(visit):
@@ -183,9 +177,6 @@ def test_cost_by_hand(visit):
     assert cost.flops == 2 * 2 * 10 * (3 * (local + header) + shared + 3 * (shared + header))
     heavier = own(visit.method, send_header=True)
     assert heavier.cost(visit.architecture, 10, 2).floats_up == cost.floats_up + 13 * 4
-
-
-# -------------------------------------------------------------------------------------- the average
 
 
 def averaged(old, uploads, weights):
