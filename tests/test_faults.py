@@ -47,6 +47,12 @@ def final_state(folder: Path) -> tuple[dict, dict]:
     return clients, {name: leaf.tobytes() for name, leaf in server.items()}
 
 
+def last_saved(run: Path) -> int:
+    """The round of the newest checkpoint, 0 where there is none."""
+    manifests = sorted(run.glob("checkpoints/round-*.json"))
+    return read_manifest(manifests[-1])["round"] if manifests else 0
+
+
 def assert_same_run(folder: Path, other: Path) -> None:
     assert rows(folder) == rows(other)
     assert final_state(folder) == final_state(other)
@@ -180,7 +186,7 @@ def test_files_that_may_not_grow_are_told(tmp_path):
 def test_fifty_kills_change_nothing(tmp_path, capfd):
     """kill -9 at random moments, start-up and saves included; after each the same command
     resumes."""
-    draw, run, rounds = random.Random(0), tmp_path / "run", "300"
+    draw, run, rounds = random.Random(0), tmp_path / "run", "400"
     start = time.monotonic()
     assert end(command(tmp_path / "whole", "--rounds", rounds))[0] == 0
     truth = rows(tmp_path / "whole")
@@ -190,6 +196,9 @@ def test_fifty_kills_change_nothing(tmp_path, capfd):
         process, began = command(run, "--rounds", rounds), time.monotonic()
         if kills % 5 == 4:
             time.sleep(draw.uniform(0, 8))  # anywhere, the start included
+        elif kills % 5 == 3:  # after a save, so that there is progress however busy the machine
+            wait_until(lambda saved=saved: last_saved(run) > saved, process)
+            time.sleep(draw.uniform(0, 0.3))
         else:
             wait_until(lambda saved=saved: len(rows(run)) > saved, process)
             time.sleep(draw.uniform(0, 1.0))
@@ -200,8 +209,7 @@ def test_fifty_kills_change_nothing(tmp_path, capfd):
         kills += 1
         assert "Traceback" not in err and "skipped" not in out + err
         assert "resumed after" not in out or f"resumed after round {saved}\n" in out
-        manifests = sorted(run.glob("checkpoints/round-*.json"))
-        now = read_manifest(manifests[-1])["round"] if manifests else 0
+        now = last_saved(run)
         assert now >= saved, "a checkpoint was lost"
         saved = now
         written = rows(run)

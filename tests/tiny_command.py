@@ -55,7 +55,7 @@ def run_here(folder: Path, *arguments: str) -> int:
         return command.main([*SETTINGS, "--run-dir", str(folder), *arguments])
 
 
-def end(process: subprocess.Popen, timeout: float = 300) -> tuple[int, str, str]:
+def end(process: subprocess.Popen, timeout: float = 900) -> tuple[int, str, str]:
     """(exit code, output, errors) once it has ended."""
     out, err = process.communicate(timeout=timeout)
     return process.returncode, out, err
