@@ -86,6 +86,7 @@ def test_the_bound_holds_for_plain_sgd_and_is_void_for_too_large_a_step():
 
 
 def test_extractors_trained_again_average_to_the_servers(config, dataset, partition):
+    config = dataclasses.replace(config, architectures=("small_b",))
     programs = build(config, dataset, partition)
     state = start(programs)
     old = jax.device_get(state.server["shared_extractor"])
