@@ -92,30 +92,23 @@ def test_whole_numbers_none_and_the_ends_of_ranges_pass():
         assert config.check() is config
 
 
-def test_unknown_datasets_are_refused_with_the_nearest_name():
-    with pytest.raises(PfedafmError, match=r"'cifar_100' .*did you mean cifar100.*npz:PATH"):
-        load_dataset("cifar_100")
-    with pytest.raises(PfedafmError, match=r"dataset = 'npz:' .*npz:PATH"):
-        load_dataset("npz:")
-
-
-def test_unknown_settings_are_refused_with_the_nearest_name():
+def test_unknown_names_are_refused_with_the_nearest_one():
+    for asked, said in (("cifar_100", "did you mean cifar100.*npz:PATH"), ("npz:", "npz:PATH")):
+        with pytest.raises(PfedafmError, match=rf"dataset = '{asked}' .*{said}"):
+            load_dataset(asked)
     with pytest.raises(PfedafmError, match=r"pfedafm.mix_fix; .*did you mean mix_fixed"):
         updated(Config(), {"pfedafm": {"mix_fix": 1}})
     with pytest.raises(PfedafmError, match=r"unknown setting round; .*did you mean rounds"):
         updated(Config(), {"round": 3})
     with pytest.raises(AttributeError, match="did you mean rounds"):
         _ = Config().round
+    assert {name for kind in GROUPS for name in settings_of(kind)} == set(settings_of(Config))
 
 
 def test_too_few_synthetic_images_are_refused():
     config = Config(dataset="synthetic", synthetic_classes=20, synthetic_samples=119)
     with pytest.raises(PfedafmError, match=r"synthetic_samples = 119 .*at least 120"):
         config.check()
-
-
-def test_the_groups_of_the_help_are_all_settings():
-    assert {name for kind in GROUPS for name in settings_of(kind)} == set(settings_of(Config))
 
 
 def test_updates_leave_the_rest_and_lists_become_tuples():
@@ -132,6 +125,8 @@ def test_a_methods_settings_are_read_by_name_and_by_class():
     assert config.fml.alpha == config.of(FML.Settings).alpha == 0.4  # the last word counts
     assert config.pfedafm == PFedAFM.Settings()
     assert Config(settings=(FML.Settings(),)) == Config() and hash(Config()) == hash(Config())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().rounds = 3  # type: ignore[misc]
     for wrong in (3, ("fml",), {"fml": 1}):
         with pytest.raises(PfedafmError, match=r"settings = .* a tuple of methods' settings"):
             Config(settings=wrong)  # type: ignore[arg-type]
@@ -256,8 +251,3 @@ def test_settings_of_every_method_can_be_pickled():
     for kind in METHOD_SETTINGS.values():
         config = Config(settings=(kind(learning_rate=0.125),))
         assert pickle.loads(pickle.dumps(config)) == config
-
-
-def test_a_config_is_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Config().rounds = 3  # type: ignore[misc]

@@ -103,14 +103,11 @@ def test_draws_are_uniform_and_everyone_is_drawn_at_full_participation():
     assert np.all(np.abs(counts - 500) < 97)
 
 
-def test_clients_stay_where_their_state_is():
+def test_clients_stay_where_their_state_is_unless_others_would_wait_or_have_more_devices():
     home = np.array([0, 1, 0, 1, -1, -1])
     found = assign(range(6), np.full(6, 10.0), home, np.array([1, 1]))
     assert found[:4].tolist() == home[:4].tolist()
     assert sorted(found[4:].tolist()) == [0, 1]
-
-
-def test_clients_move_where_others_would_wait_and_where_there_are_more_devices():
     home = np.zeros(6, int)  # all of them at one process
     found = assign(range(6), np.full(6, 10.0), home, np.array([1, 1]))
     assert np.bincount(found).tolist() == [3, 3]

@@ -177,13 +177,11 @@ def test_repair_gives_everyone_enough_when_redraws_do_not():
     assert (tests.sum(axis=1) == 1).all() and (tests.sum(axis=0) == [40, 10]).all()
 
 
-def test_same_seed_same_split_another_seed_another():
+def test_the_seed_decides_the_split_and_validation_is_cut_from_train():
     first, same, other = (make_partition(CIFAR_LIKE, 50000, 10, seed=seed) for seed in (1, 1, 2))
     assert all((a == b).all() for a, b in zip(first.train, same.train, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first.train, other.train, strict=True))
-
-
-def test_validation_is_cut_from_train_and_leaves_test_alone():
+    # Validation is cut from train and leaves test alone.
     without = make_partition(CIFAR_LIKE, 50000, 10)
     with_validation = make_partition(CIFAR_LIKE, 50000, 10, validation_fraction=0.25)
     for client in range(10):

@@ -54,9 +54,10 @@ def test_probability_targets_keep_the_distillation_of_fd_bounded():
     assert np.min(soft_cross_entropy(scaled, jax.nn.softmax(raw))) >= 0
 
 
-def test_squared_distance_is_a_mean_over_features():
+def test_distances_are_means_over_features_and_ensembles_are_of_logits():
     apart = squared_distance(jnp.array([[1.0, 2.0], [0.0, 0.0]]), jnp.zeros((2, 2)))
     np.testing.assert_allclose(apart, [2.5, 0.0])
+    np.testing.assert_allclose(ensemble(0.25, jnp.array([[4.0]]), jnp.array([[8.0]])), [[7.0]])
 
 
 def client_data(labels, num_train, longest) -> ClientData:
@@ -185,7 +186,3 @@ def test_an_empty_batch_has_no_loss_and_no_gradient():
         both = jnp.array(PRIVATE), jnp.array(SHARED)
         value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(*both)
         assert value == 0 and not any(np.any(gradient) for gradient in gradients)
-
-
-def test_ensemble_is_of_logits():
-    np.testing.assert_allclose(ensemble(0.25, jnp.array([[4.0]]), jnp.array([[8.0]])), [[7.0]])
