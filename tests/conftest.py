@@ -18,6 +18,7 @@ from pfedafm_jax.models import Convolution, linear, register_extractor
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
+jax.local_devices()  # JAX starts here, before a command that a test calls asks for fewer
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 # Compiled programs outlive the run, so that a second one takes a fraction of the time.

@@ -5,11 +5,15 @@ import dataclasses
 import importlib.util
 import json
 import sys
-from pathlib import Path
 
+import common
+import contenders
 import jax
 import numpy as np
 import pytest
+import race
+import scaling
+import speed
 
 from pfedafm_jax.config import updated
 from pfedafm_jax.data import Partition, dataset_from_arrays
@@ -18,15 +22,6 @@ from pfedafm_jax.engine import build, run_round, start
 from pfedafm_jax.engine.visit import client_key
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.training import epoch_order
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-jax.local_devices()  # JAX is started before a contender could change the number of devices
-
-import common  # noqa: E402
-import contenders  # noqa: E402
-import race  # noqa: E402
-import scaling  # noqa: E402
-import speed  # noqa: E402
 
 torch = importlib.util.find_spec("torch")
 needs_torch = pytest.mark.skipif(not torch, reason="PyTorch is an extra")
