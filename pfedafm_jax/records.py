@@ -221,18 +221,17 @@ class RunFolder:
     def __init__(self, path: str | Path):
         self.path = Path(path)
 
-    def check(self, known: bool = False) -> None:
-        """Raises before any work where it cannot be written, is in use, or is not a run's.
-
-        `known`: a run could be read there; otherwise the mark in the lock tells that it is ours.
-        """
+    def check(self) -> None:
+        """Raises before any work where it cannot be written, is in use, or is not a run's."""
         check_writable(self.path)
-        lock = self.path / LOCK
         try:
             names = sorted(one.name for one in self.path.iterdir()) if self.path.exists() else []
-            ours = known or (LOCK in names and lock.read_bytes().startswith(MARK))
+            ours = LOCK in names and (self.path / LOCK).read_bytes().startswith(MARK)
         except OSError as error:
             raise _unusable(self.path, "a folder", error) from error
+        with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
+            content = json.loads((self.path / "config.json").read_bytes())  # that only we write
+            ours |= content.keys() >= {"config", "versions", "data"}
         if names and not ours:
             reason = f"it holds {', '.join(names[:3])}, and no run of this program"
             raise _unusable(self.path, "a new or empty folder, or that of a run", reason)

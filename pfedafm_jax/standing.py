@@ -82,7 +82,7 @@ def look(
         words = f"is finished after {finished} rounds and has no checkpoint to resume from"
         raise PfedafmError(f"{place} {words}; {ELSEWHERE}")
     if jax.process_index() == 0:  # the one that writes
-        RunFolder(place).check(known=run is not None)
+        RunFolder(place).check()
         check_writable(checkpoint_folder(place))
     if fresh or (finished and not saved) or any(differences(one, config) for one in stored):
         return replace(task, state="again", rounds_done=0)
