@@ -16,6 +16,7 @@ from pfedafm_jax.results import NOT_IN_RESULTS, Damaged, Run, flat, read_run
 from pfedafm_jax.settings import bad
 
 ELSEWHERE = f"{START_OVER}, another --run-dir leaves it as it is"
+GONE = {"fd.leave_one_out": False}  # settings of before, and the value that all runs now have
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def _read(place: Path, saved: bool, log: Callable[[str], None]) -> Run | None:
 def differences(stored: Mapping[str, Any], config: Config) -> list[str]:
     """Settings that make another run of a stored one, `setting: stored → asked`; []: it is this."""
     usual = flat(Config(method=config.method).as_dict())  # of settings that came later
-    before, after = usual | flat(stored), flat(config.as_dict())
+    before, after = GONE | usual | flat(stored), GONE | flat(config.as_dict())
     free = set(NOT_IN_RESULTS)
     if config.method == "fedkd" and config.fedkd.coding != "none":
         free.discard("rounds")  # how much its coding keeps rises until the last round

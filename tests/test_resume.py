@@ -291,6 +291,15 @@ def test_a_finished_run_without_checkpoints_is_not_thrown_away(make, settings, f
     assert state(settings, folder, longer=True) == "again"
 
 
+def test_a_setting_that_is_gone_differs_only_if_it_was_set(config):
+    fd = replace(config, method="fd")
+    stored = fd.as_dict()
+    stored["fd"]["leave_one_out"] = False
+    assert differences(stored, fd) == []
+    stored["fd"]["leave_one_out"] = True
+    assert differences(stored, fd) == ["fd.leave_one_out: True → False"]
+
+
 def test_the_number_of_rounds_is_part_of_fedkd(config):
     fedkd = replace(config, method="fedkd", rounds=10)
     stored = json.loads(json.dumps(fedkd.as_dict()))
