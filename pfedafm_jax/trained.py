@@ -7,10 +7,10 @@ be written by `export.py`, and `load_client` there reads them back.
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,6 @@ from pfedafm_jax.data.augment import normalise
 from pfedafm_jax.data.pictures import Pictures, read_pictures
 from pfedafm_jax.engine.programs import init_server
 from pfedafm_jax.engine.state import SERVER_KEY, client_start
-from pfedafm_jax.engine.visit import Common, Slots, scores, work
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import Method, make_method
 from pfedafm_jax.methods.base import Client, Server
@@ -32,7 +31,10 @@ from pfedafm_jax.models import Architecture, describe
 from pfedafm_jax.results import Run, read_run
 from pfedafm_jax.settings import bad
 from pfedafm_jax.standing import checkpoint_folder
-from pfedafm_jax.training import EVALUATION_BATCH, ClientData, table_width
+from pfedafm_jax.training import EVALUATION_BATCH
+
+if TYPE_CHECKING:
+    from pfedafm_jax.newcomer import Newcomer
 
 BLOCKS = 16  # batches that are classified in one call
 CARD_FORMAT = 1
@@ -136,13 +138,6 @@ def _classify(
     return jax.tree.map(lambda leaf: leaf.reshape(-1, leaf.shape[-1]), found)
 
 
-@dataclass(frozen=True)
-class Newcomer(TrainedClient):
-    """A client that joined after training; `history[v]` has its accuracies after v visits."""
-
-    history: list[dict[str, float]] = field(default_factory=list)
-
-
 class TrainedRun:
     """A run as its last usable checkpoint left it; made by `load_run`.
 
@@ -167,7 +162,7 @@ class TrainedRun:
         self._checkpoints = Checkpoints(checkpoint_folder(self.folder), log=log)
         self._manifest = self._newest()
         self.round: int = self._manifest["round"]
-        self.method = self._method()
+        self.method = self.method_for()
         if not self.finished:
             log(f"{self.folder} stands after round {self.round} of {self.config.rounds}")
 
@@ -209,70 +204,12 @@ class TrainedRun:
         labels: np.ndarray,
         architecture: str | None = None,
         visits: int = 5,
-        *,
-        test_images: np.ndarray | None = None,
-        test_labels: np.ndarray | None = None,
-        seed: int = 0,
-        log: Callable[[int, dict[str, float]], None] | None = None,
-    ) -> Newcomer:
-        """Trains a client that was never there, as a participant would; the federation stays as it
-        is.
+        **options: Any,
+    ) -> "Newcomer":
+        """Trains a client that was never there; the run stays as it is. See `newcomer.join`."""
+        from pfedafm_jax.newcomer import join  # here, since that needs what is above
 
-        It starts from new weights of its own and from what the run's clients share, and at every
-        visit meets the same server: what it would upload is dropped.
-
-        Args:
-            images, labels: uint8 `[num, height, width, channels]` and classes `[num]`.
-            architecture: of its network; by default the run's first. Methods in which all clients
-                have the shared network take that one only.
-            visits: rounds of local training.
-            test_images, test_labels: what it is evaluated on; without them a fifth of the images is
-                kept from training.
-            seed: of its start and its batches.
-            log: is told each visit's number and accuracies, from 0 on.
-
-        Returns:
-            The client, with its accuracies in `history`.
-        """
-        data = self._own_data(images, labels, test_images, test_labels, seed)
-        kind = type(self.method)
-        usual = self.config.shared_extractor if kind.one_network else self.config.architectures[0]
-        if kind.one_network and architecture not in (None, usual):
-            raise bad(
-                "architecture", architecture, f"{usual}, which all clients of {kind.title} have"
-            )
-        if visits < 0:
-            raise bad("visits", visits, "0 or more")
-        network = self._architecture(architecture or usual)
-        method = self._method([*self._sizes, int(data.num_train)])
-        number, key = self.num_clients + seed, jax.random.key(self.config.seed)
-        state = client_start(method, key, len(method.architectures) + number, network)
-        common = Common(
-            jax.tree.map(jnp.asarray, method),
-            data.images,
-            data.labels,
-            jax.device_put(self.server),
-            jax.random.key_data(key),
-            jnp.int32(0),
-        )
-        slot = Slots(jnp.int32(number), *data[2:], jnp.float32(data.num_train))
-        history = [_evaluated(common, network, state, data)]
-        for visit in range(visits + 1):
-            if visit:
-                at = common._replace(round=jnp.int32(self.round + visit))
-                state, finite = _visit(at, network, state, slot)
-                if not finite:
-                    raise PfedafmError(
-                        f"visit {visit}: the newcomer's weights are no longer finite; a lower "
-                        f"learning rate than {self.config.rate:g} is needed for this data"
-                    )
-                history.append(_evaluated(common, network, state, data))
-            if log is not None:
-                log(visit, history[-1])
-        accuracy = {name: history[-1][name] for name in history[-1]}
-        joined = {"visits": visits, "num_train": int(data.num_train), "seed": seed}
-        card = self._card(network, None) | {"newcomer": joined, "accuracy": accuracy}
-        return Newcomer(method, network, jax.device_get(state), self.server, card, history)
+        return join(self, images, labels, architecture, visits, **options)
 
     # ---------------------------------------------------------------------------- parts
 
@@ -295,18 +232,20 @@ class TrainedRun:
     def _part(self, number: int) -> Path:
         return self._checkpoints.folder / name_of(number)
 
-    def _architecture(self, name: str) -> Architecture:
+    def architecture(self, name: str) -> Architecture:
+        """The network of this name for the run's images and classes."""
         shape, classes = tuple(self._data["image_shape"]), len(self.classes)
         config = self.config
         return describe(name, classes, shape, config.feature_size, config.initialisation)
 
-    def _method(self, sizes: list[int] | None = None) -> Method:
+    def method_for(self, sizes: list[int] | None = None) -> Method:
+        """The method, for clients with these numbers of training images if they are to train."""
         data, shape = self._data, tuple(self._data["image_shape"])
         normalisation = tuple(data["mean"]), tuple(data["std"])
         return make_method(self.config, shape, len(self.classes), *normalisation, sizes or [1])
 
     @cached_property
-    def _sizes(self) -> list[int]:
+    def sizes(self) -> list[int]:
         """Training images of the run's clients."""
         parts = self.run.partition
         return [len(rows) for rows in parts.train] if parts else [1]
@@ -317,10 +256,11 @@ class TrainedRun:
         return client_start(self.method, key, own, self.method.architectures[group])
 
     def _client(self, architecture: Architecture, state: Client, number: int) -> TrainedClient:
-        card = self._card(architecture, number)
+        card = self.card(architecture, number)
         return TrainedClient(self.method, architecture, state, self.server, card)
 
-    def _card(self, architecture: Architecture, number: int | None) -> dict[str, Any]:
+    def card(self, architecture: Architecture, number: int | None) -> dict[str, Any]:
+        """Where a client comes from, as JSON; None is a newcomer."""
         about, summary = self.run.about, self.run.summary
         accuracy = {}
         if self.finished and number is not None:
@@ -345,34 +285,6 @@ class TrainedRun:
             "versions": about["versions"],
         }
 
-    def _own_data(self, images, labels, test_images, test_labels, seed: int) -> ClientData:
-        """A newcomer's images as a client's data, checked."""
-        if (test_images is None) != (test_labels is None):
-            raise PfedafmError("test_images and test_labels are given together, or neither")
-        shape = tuple(self._data["image_shape"])
-        pixels, _ = read_pictures(np.asarray(images), shape)
-        classes = _labels(labels, len(pixels), len(self.classes))
-        order = np.random.default_rng([seed, len(pixels)]).permutation(len(pixels))
-        train, test = np.sort(order[len(order) // 5 :]), np.sort(order[: len(order) // 5])
-        if test_images is not None:
-            more, _ = read_pictures(np.asarray(test_images), shape)
-            train, test = np.arange(len(pixels)), len(pixels) + np.arange(len(more))
-            classes = np.concatenate([classes, _labels(test_labels, len(more), len(self.classes))])
-            pixels = np.concatenate([pixels, more])
-        if not len(train) or not len(test):
-            raise PfedafmError(
-                f"{len(train)} images to train on and {len(test)} to test on; both are needed (5 "
-                "images or more)"
-            )
-        # Newcomers of the usual size have one program.
-        rows = [_padded(part, table_width([len(part), *self._sizes])) for part in (train, test)]
-        total = table_width([2 * max(len(pixels) // 2, *self._sizes)])
-        pixels, classes = _padded(pixels, total), _padded(classes, total)
-        sizes = [jnp.int32(len(train)), jnp.int32(len(test))]
-        tables = [jnp.asarray(part, jnp.int32) for part in rows]
-        arrays = jnp.asarray(pixels), jnp.asarray(classes, jnp.int32)
-        return ClientData(*arrays, tables[0], sizes[0], tables[1], sizes[1])
-
 
 def load_run(folder: str | Path, log: Callable[[str], Any] | None = None) -> TrainedRun:
     """Opens a run, finished or not, to use what it trained; its dataset is not needed.
@@ -383,37 +295,3 @@ def load_run(folder: str | Path, log: Callable[[str], Any] | None = None) -> Tra
             that goes to standard error.
     """
     return TrainedRun(read_run(folder), log or partial(print, file=sys.stderr))
-
-
-@partial(jax.jit, static_argnums=1)
-def _visit(common: Common, architecture: Architecture, state: Client, slot: Slots):
-    visit = work(architecture, common, state, slot)
-    return visit.state, visit.info["finite"]
-
-
-@partial(jax.jit, static_argnums=1)
-def _accuracy(common: Common, architecture: Architecture, state: Client, data: ClientData):
-    return scores(common.method, architecture, state, common.server, data)
-
-
-def _evaluated(common: Common, architecture: Architecture, state: Client, data: ClientData):
-    found = _accuracy(common, architecture, state, data)
-    return {name.removeprefix("accuracy/"): float(value) for name, value in found.items()}
-
-
-def _padded(rows: np.ndarray, count: int) -> np.ndarray:
-    return np.concatenate([rows, np.zeros((count - len(rows), *rows.shape[1:]), rows.dtype)])
-
-
-def _labels(labels: Any, count: int, num_classes: int) -> np.ndarray:
-    found = np.asarray(labels)
-    if found.shape != (count,) or found.dtype.kind not in "iu":
-        raise PfedafmError(
-            f"labels: {found.dtype} {list(found.shape)}; accepted: {count} integers, one an image"
-        )
-    if count and not (found.min() >= 0 and found.max() < num_classes):
-        raise PfedafmError(
-            f"labels run from {found.min()} to {found.max()}; accepted: 0 to {num_classes - 1}, the "
-            "classes of the run"
-        )
-    return found

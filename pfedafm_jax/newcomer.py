@@ -1,0 +1,157 @@
+"""A client that was never there joins a trained run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfedafm_jax.data.pictures import read_pictures
+from pfedafm_jax.engine.state import client_start
+from pfedafm_jax.engine.visit import Common, Slots, scores, work
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.methods.base import Client
+from pfedafm_jax.models import Architecture
+from pfedafm_jax.settings import bad
+from pfedafm_jax.trained import TrainedClient, TrainedRun
+from pfedafm_jax.training import ClientData, table_width
+
+
+@dataclass(frozen=True)
+class Newcomer(TrainedClient):
+    """A client that joined after training; `history[v]` has its accuracies after v visits."""
+
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+def join(
+    run: TrainedRun,
+    images: np.ndarray,
+    labels: np.ndarray,
+    architecture: str | None = None,
+    visits: int = 5,
+    *,
+    test_images: np.ndarray | None = None,
+    test_labels: np.ndarray | None = None,
+    seed: int = 0,
+    log: Callable[[int, dict[str, float]], None] | None = None,
+) -> Newcomer:
+    """Trains a client that was never there, as a participant would; the run stays as it is.
+
+    It starts from new weights of its own and from what the run's clients share, and at every visit
+    meets the same server: what it would upload is dropped.
+
+    Args:
+        images, labels: uint8 `[num, height, width, channels]` and classes `[num]`.
+        architecture: of its network; by default the run's first. Methods in which all clients have
+            the shared network take that one only.
+        visits: rounds of local training.
+        test_images, test_labels: what it is evaluated on; without them a fifth of the images is
+            kept from training.
+        seed: of its start and its batches.
+        log: is told each visit's number and accuracies, from 0 on.
+
+    Returns:
+        The client, with its accuracies in `history`.
+    """
+    kind, config = type(run.method), run.config
+    usual = config.shared_extractor if kind.one_network else config.architectures[0]
+    if kind.one_network and architecture not in (None, usual):
+        raise bad("architecture", architecture, f"{usual}, which all clients of {kind.title} have")
+    if visits < 0:
+        raise bad("visits", visits, "0 or more")
+    network = run.architecture(architecture or usual)
+    data = _client_data(run, images, labels, test_images, test_labels, seed)
+    method = run.method_for([*run.sizes, int(data.num_train)])
+    number, key = run.num_clients + seed, jax.random.key(config.seed)
+    state = client_start(method, key, len(method.architectures) + number, network)
+    common = Common(
+        jax.tree.map(jnp.asarray, method),
+        data.images,
+        data.labels,
+        jax.device_put(run.server),
+        jax.random.key_data(key),
+        jnp.int32(0),
+    )
+    slot = Slots(jnp.int32(number), *data[2:], jnp.float32(data.num_train))
+    history: list[dict[str, float]] = []
+    for visit in range(visits + 1):
+        if visit:
+            now = common._replace(round=jnp.int32(run.round + visit))
+            state, finite = _visit(now, network, state, slot)
+            if not finite:
+                raise PfedafmError(
+                    f"visit {visit}: the newcomer's weights are no longer finite; a lower learning "
+                    f"rate than {config.rate:g} is needed for this data"
+                )
+        found = _accuracies(common, network, state, data)
+        history.append({name.removeprefix("accuracy/"): float(v) for name, v in found.items()})
+        if log is not None:
+            log(visit, history[-1])
+    joined = {"visits": visits, "num_train": int(data.num_train), "seed": seed}
+    card = run.card(network, None) | {"newcomer": joined, "accuracy": history[-1]}
+    return Newcomer(method, network, jax.device_get(state), run.server, card, history)
+
+
+@partial(jax.jit, static_argnums=1)
+def _visit(common: Common, architecture: Architecture, state: Client, slot: Slots):
+    visit = work(architecture, common, state, slot)
+    return visit.state, visit.info["finite"]
+
+
+@partial(jax.jit, static_argnums=1)
+def _accuracies(common: Common, architecture: Architecture, state: Client, data: ClientData):
+    return scores(common.method, architecture, state, common.server, data)
+
+
+def _client_data(run: TrainedRun, images, labels, test_images, test_labels, seed) -> ClientData:
+    """A newcomer's images as a client's data, checked."""
+    if (test_images is None) != (test_labels is None):
+        raise PfedafmError("test_images and test_labels are given together, or neither")
+    shape, classes = run.method.shared.image_shape, len(run.classes)
+    pixels, _ = read_pictures(np.asarray(images), shape)
+    numbers = _labels(labels, len(pixels), classes)
+    order = np.random.default_rng([seed, len(pixels)]).permutation(len(pixels))
+    train, test = np.sort(order[len(order) // 5 :]), np.sort(order[: len(order) // 5])
+    if test_images is not None:
+        more, _ = read_pictures(np.asarray(test_images), shape)
+        train, test = np.arange(len(pixels)), len(pixels) + np.arange(len(more))
+        numbers = np.concatenate([numbers, _labels(test_labels, len(more), classes)])
+        pixels = np.concatenate([pixels, more])
+    if not len(train) or not len(test):
+        raise PfedafmError(
+            f"{len(train)} images to train on and {len(test)} to test on; both are needed (5 images "
+            "or more)"
+        )
+    # Padded, so that newcomers of the usual size have one program.
+    total = table_width([2 * max(len(pixels) // 2, *run.sizes)])
+    rows = [_padded(part, table_width([len(part), *run.sizes])) for part in (train, test)]
+    return ClientData(
+        jnp.asarray(_padded(pixels, total)),
+        jnp.asarray(_padded(numbers, total), jnp.int32),
+        jnp.asarray(rows[0], jnp.int32),
+        jnp.int32(len(train)),
+        jnp.asarray(rows[1], jnp.int32),
+        jnp.int32(len(test)),
+    )
+
+
+def _padded(rows: np.ndarray, count: int) -> np.ndarray:
+    return np.concatenate([rows, np.zeros((count - len(rows), *rows.shape[1:]), rows.dtype)])
+
+
+def _labels(labels: Any, count: int, num_classes: int) -> np.ndarray:
+    found = np.asarray(labels)
+    if found.shape != (count,) or found.dtype.kind not in "iu":
+        raise PfedafmError(
+            f"labels: {found.dtype} {list(found.shape)}; accepted: {count} integers, one an image"
+        )
+    if count and not (found.min() >= 0 and found.max() < num_classes):
+        raise PfedafmError(
+            f"labels run from {found.min()} to {found.max()}; accepted: 0 to {num_classes - 1}, the "
+            "classes of the run"
+        )
+    return found
