@@ -162,8 +162,5 @@ def reset_peak_memory() -> bool:
     return False
 
 
-KINDS: dict[str, Callable[..., Any]] = {
-    "ours": Engine,
-    "ours_xla": partial(Engine, kernels="xla"),
-    "point": ScalingPoint,
-}
+XLA = partial(Engine, kernels="xla")
+KINDS: dict[str, Callable[..., Any]] = {"ours": Engine, "ours_xla": XLA, "point": ScalingPoint}

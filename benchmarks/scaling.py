@@ -187,10 +187,8 @@ def main(argv: list[str]) -> int:
     options = parse(argv)
     base = base_config(options)
     series = series_of(options, base)
-    json_file, picture = (
-        common.writable(options.json, "json"),
-        common.writable(options.plot, "plot"),
-    )
+    json_file = common.writable(options.json, "json")
+    picture = common.writable(options.plot, "plot")
     assert picture is not None
     about = {"N": base.num_clients, "K": base.num_participants, "E": base.local_epochs}
     about |= {"batch_size": base.batch_size, "architectures": base.architectures}

@@ -12,10 +12,8 @@ from jax import lax
 def initialisers(initialisation: str, fan_in: int) -> dict[str, Any]:
     """PyTorch's default, U(±1/√fan_in) for all, or Flax's, LeCun normal weights and no biases."""
     if initialisation == "flax":
-        return {
-            "kernel_init": nn.initializers.lecun_normal(),
-            "bias_init": nn.initializers.zeros_init(),
-        }
+        kernel, bias = nn.initializers.lecun_normal(), nn.initializers.zeros_init()
+        return {"kernel_init": kernel, "bias_init": bias}
     bound = 1.0 / math.sqrt(fan_in)
 
     def uniform(key, shape, dtype=jnp.float32):

@@ -295,8 +295,7 @@ def train(
 def extract_all(
     training: LocalTraining, extract: Callable[[jax.Array], jax.Array], data: ClientData
 ) -> jax.Array:
-    """Features of all of a client's training images, not augmented: `[longest + batch, features]`,
-    row by position."""
+    """Features of a client's training images, not augmented: `[longest + batch, features]`."""
     size, longest = training.batch_size, data.train.shape[0]
     rows = jnp.pad(data.train, (0, size))
     some = jax.ShapeDtypeStruct((size, *data.images.shape[1:]), jnp.float32)

@@ -162,8 +162,7 @@ def check_sums(cifar: Cifar, arrays: Arrays, source: str) -> None:
 
 
 def read_official(cifar: Cifar, path: Path) -> Arrays:
-    """The four arrays from an unpacked official folder (`cifar-10-batches-py` and its like) or a
-    .tar.gz archive."""
+    """The four arrays from an official .tar.gz archive, or from the folder it unpacks to."""
     if path.is_dir():
         form = next(f for f in cifar.forms if any((path / name).is_file() for name in f.files))
         content = {name: read_regular(path / name) for name in form.files}
@@ -204,9 +203,7 @@ def read_tar(path: Path, what: str, *choices: tuple[str, ...]) -> dict[str, byte
             members[member.name] = member
             total += member.size
             if total > MAX_BYTES:
-                raise PfedafmError(
-                    f"{path}: unpacks to over {MAX_BYTES} bytes, so it is not {what}"
-                )
+                raise PfedafmError(f"{path}: not {what}, it unpacks to over {MAX_BYTES} bytes")
         names = next((names for names in choices if members.keys() & set(names)), None)
         if names is None:
             raise PfedafmError(f"{path}: not {what}, it holds none of the files of one")

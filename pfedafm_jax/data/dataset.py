@@ -151,10 +151,8 @@ def dataset_from_arrays(
     mean, std = tuple(mean or measured_mean), tuple(std or measured_std)
     problem = ""
     if shape != other:
-        problem = (
-            f"train_images are {shape} and test_images {other} (height, width, channels); "
-            "both must be the same"
-        )
+        both = f"train_images are {shape} and test_images {other} (height, width, channels)"
+        problem = f"{both}; both must be the same"
     elif num_classes is None and num < largest + 1:
         missing = np.setdiff1d(np.arange(num + 1), labels)[0]
         shown = ", ".join(map(str, labels[:8])) + (", …" if num > 8 else "")

@@ -190,8 +190,7 @@ def _hand_out(
 def _cut(
     rng: np.random.Generator, labels: np.ndarray, mine: np.ndarray, fraction: float, reserve: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(rest, `fraction`) of a client's indices, alike in their classes; 1 + `reserve` and 1 at
-    least."""
+    """(rest, `fraction`) of a client's indices, by class; at least 1 + `reserve` and 1."""
     wanted = min(max(round(len(mine) * fraction), 1), len(mine) - 1 - reserve)
     mine = mine[np.argsort(labels[mine], kind="stable")]  # `_hand_out` has shuffled within a class
     classes, starts, sizes = np.unique(labels[mine], return_index=True, return_counts=True)

@@ -78,9 +78,7 @@ class Devices:
         """Arrays `[devices, …]`, each device holding its own row."""
         return jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec(AXIS)))
 
-    def spread(
-        self, function: Callable, in_axes: tuple, out_axes: Any = 0, donate: tuple[int, ...] = ()
-    ) -> Any:
+    def spread(self, function: Callable, in_axes: tuple, out_axes: Any = 0, donate: tuple = ()):
         """`function` on every device: arguments with axis 0 are split, the others given to all."""
         axes: Any = {"in_axes": in_axes, "out_axes": out_axes}
         return jax.pmap(function, AXIS, devices=self.devices, donate_argnums=donate, **axes)

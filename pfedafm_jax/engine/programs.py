@@ -56,9 +56,8 @@ class Form(NamedTuple):
 
     def slots(self, num_groups: int) -> int:
         """Slots of one device where participants fall into so many groups."""
-        return slots_per_device(
-            self.num_participants, num_groups, len(self.devices), self.clients_per_step
-        )
+        sizes = self.num_participants, num_groups, len(self.devices), self.clients_per_step
+        return slots_per_device(*sizes)
 
 
 class Compiled(NamedTuple):

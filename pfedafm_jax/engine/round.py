@@ -69,8 +69,7 @@ def run_round(
 def evaluate(
     programs: Programs, state: State, clients: Sequence[int] | np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
-    """Accuracy of clients (all of them by default) as they are now, with the current broadcast:
-    name → `[clients]`."""
+    """Accuracy of (all) clients as they are, with the current broadcast: name → `[clients]`."""
     processes, compiled = programs.processes, programs.compiled
     clients = range(programs.config.num_clients) if clients is None else clients
     order = [int(client) for client in clients]
@@ -155,8 +154,7 @@ def _averaged(programs: Programs, state: State, totals: list[Totals]) -> State:
 def _calls(
     programs: Programs, clients: list[int], samples: np.ndarray, together: bool = False
 ) -> list[Call]:
-    """Calls for these clients, balanced by samples times the cost of their models; `together`: as
-    one group."""
+    """Calls for these clients, or as one group, balanced by samples times cost of a model."""
     num_groups = 1 if together else len(programs.architectures)
     macs = float(programs.method.shared.macs) if together else programs.macs
     return schedule(
@@ -172,9 +170,8 @@ def _calls(
 def _states(programs: Programs, state: State, call: Call, together: bool = False) -> Tree:
     """States of a call's clients `[devices, slots, …]`, or of all groups the shared parts."""
     flat, store, parts = call.clients.reshape(-1), state.store, programs.method.shared_parts
-    return _folded(
-        call, store.read_parts(parts, flat) if together else store.read(call.group, flat)
-    )
+    states = store.read_parts(parts, flat) if together else store.read(call.group, flat)
+    return _folded(call, states)
 
 
 def _slots(programs: Programs, call: Call, weights: dict[int, float]) -> Slots:

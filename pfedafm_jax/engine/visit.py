@@ -173,9 +173,7 @@ def over_slots(stage: Stage, architecture: Architecture | None, clients_per_step
         place = partial(lax.dynamic_update_slice_in_dim, start_index=first, axis=0)
         return jax.tree.map(place, buffer, rows)
 
-    def program(
-        common: Common, totals: Totals, states: Tree, slots: Slots, trips: jax.Array
-    ) -> Worked:
+    def program(common: Common, totals: Totals, states: Tree, slots: Slots, trips: jax.Array):
         visit, _ = jax.eval_shape(some, common, states, slots, jnp.int32(0))
         count = slots.num_train.shape[0]
         info = jax.tree.map(lambda s: jnp.zeros((count, *s.shape[1:]), s.dtype), visit.info)

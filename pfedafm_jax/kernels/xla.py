@@ -11,9 +11,8 @@ Tree = Any
 
 def conv_pool(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     """Convolution, bias, max-pooling and ReLU; see `pfedafm_jax.kernels.conv_pool`."""
-    first, second, third, fourth = (
-        scores[..., 0, :] for scores in jnp.split(window_scores(images, kernel), 4, -2)
-    )
+    scores = jnp.split(window_scores(images, kernel), 4, -2)
+    first, second, third, fourth = (one[..., 0, :] for one in scores)
     pooled = _first_largest(_first_largest(first, second), _first_largest(third, fourth))
     pooled = pooled + bias[None, None, None, :]
     return jnp.where(pooled <= 0, 0.0, pooled)  # NaN stays NaN

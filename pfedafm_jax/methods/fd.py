@@ -33,8 +33,7 @@ class FD(Standalone):
         gamma: Rate = 1.0
         """Weight of the distillation term (γ)."""
         outputs: Literal["softmax", "logits"] = "softmax"
-        """What clients average for each class: probabilities, or logits, which become probabilities
-        when they are used."""
+        """What clients average for each class: probabilities, or logits (softmaxed later)."""
         temperature: Positive = 1.0
         """Logits are divided by it before the softmax that makes the targets (τ)."""
         whole_table: bool = False

@@ -111,10 +111,8 @@ class FedAPEN(PrivateAndShared):
         """λ after learning on the adaptability set `data`, with both models frozen."""
         size = min(LAMBDA_BATCH, data.train.shape[0])
         plain = {"momentum": 0.0, "flip": False, "erase": False, "crop": False}
-        epochs = self.settings.lambda_epochs
-        training = replace(
-            self.training, batch_size=size, rest_size=size, local_epochs=epochs, **plain
-        )
+        plain |= {"batch_size": size, "rest_size": size}
+        training = replace(self.training, local_epochs=self.settings.lambda_epochs, **plain)
 
         # Frozen models on images that are not augmented: their logits are the same in all epochs.
         def own(images: jax.Array) -> jax.Array:

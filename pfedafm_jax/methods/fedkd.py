@@ -122,22 +122,19 @@ class FedKD(PrivateAndShared):
         """Settings of FedKD's own."""
 
         coding: Literal["update", "weight", "none"] = "update"
-        """What is sent as a truncated SVD: updates of the shared model (the paper), its weights
-        (HtFLlib), or nothing."""
+        """What is sent as a truncated SVD: updates (the paper), weights (HtFLlib), nothing."""
         t_start: Annotated[float, Gt(0), Le(1)] = 0.95
         """Share of the squared singular values that coding keeps at the start (T_start)."""
         t_end: Annotated[float, Gt(0), Le(1)] = 0.98
         """The same in the last round (T_end)."""
         kl: Literal["batch_mean", "element_mean"] = "batch_mean"
-        """The divergence itself, or divided by the number of classes (the authors' code,
-        HtFLlib)."""
+        """The divergence itself, or divided by the number of classes (authors, HtFLlib)."""
         detach_targets: bool = False
         """The teacher's outputs and representations are constants."""
         detach_denominator: bool = True
-        """The cross-entropies that divide the distillation terms are constants; the authors' code
-        trains through them."""
+        """What divides the distillation terms is a constant; the authors train through it."""
         denominator_floor: Rate = 1e-2
-        """Their sum is taken to be at least this."""
+        """That divisor, the sum of both cross-entropies, is taken to be at least this."""
         mentee_learning_rate: Rate | None = None
         """Learning rate of the shared model; none: that of all networks."""
 

@@ -39,11 +39,9 @@ class FedProto(Standalone):
         lambda_mse: Rate = 1.0
         """Weight of the squared distance to the prototypes, a mean over features (λ)."""
         judged: Literal["header", "prototype"] = "header"
-        """What the method is evaluated by: the client's header or the nearest prototype; both are
-        recorded."""
+        """What it is evaluated by, the header or the nearest prototype; both are recorded."""
         whole_table: bool = False
-        """Count all prototypes as received, not only those of a client's own classes (always so
-        where they are evaluated by)."""
+        """Count all prototypes as received, not only those of own classes (as by prototype)."""
 
     def init_server(self, key) -> Server:
         classes, width = self.shared.num_classes, self.shared.feature_size

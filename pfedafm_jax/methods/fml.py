@@ -25,10 +25,8 @@ from pfedafm_jax.training import Batch, Partitioned, cross_entropy, sgd, train
 def init_shared_model(key: jax.Array, shared: Architecture) -> dict[str, Tree]:
     """The model that travels, header and all."""
     extractor_key, header_key = jax.random.split(key)
-    return {
-        "extractor": shared.init_extractor(extractor_key),
-        "header": shared.init_header(header_key),
-    }
+    extractor, header = shared.init_extractor(extractor_key), shared.init_header(header_key)
+    return {"extractor": extractor, "header": header}
 
 
 def shared_logits(shared: Architecture, model: dict[str, Tree], images: jax.Array) -> jax.Array:
@@ -87,11 +85,9 @@ class FML(PrivateAndShared):
         beta: Share = 0.5
         """Weight of the shared model's cross-entropy; 1 - β is that of its distillation."""
         kl: Literal["batch_mean", "element_mean"] = "batch_mean"
-        """The divergence itself, or divided by the number of classes (PyTorch's default,
-        HtFLlib)."""
+        """The divergence itself, or divided by the number of classes (PyTorch, HtFLlib)."""
         detach_targets: bool = True
-        """The teacher's output is a constant; without it each model gets the gradient of both
-        losses (HtFLlib)."""
+        """The teacher's output is a constant; else each model gets both gradients (HtFLlib)."""
 
     def client_update(self, key, architecture, client, server, data, weight) -> Update:
         def loss(params: Tree, batch: Batch) -> jax.Array:

@@ -24,10 +24,8 @@ def pick_layers(model: dict[str, Tree], names: tuple[str, ...]) -> dict[str, Tre
 def put_layers(model: dict[str, Tree], layers: dict[str, Tree]) -> dict[str, Tree]:
     """The model with these layers in place of its own."""
     inner = {name: layer for name, layer in layers.items() if name != "header"}
-    return {
-        "local_extractor": {**model["local_extractor"], **inner},
-        "header": layers.get("header", model["header"]),
-    }
+    extractor = {**model["local_extractor"], **inner}
+    return {"local_extractor": extractor, "header": layers.get("header", model["header"])}
 
 
 @dataclass(frozen=True)

@@ -71,11 +71,9 @@ class PFedAFM(Method):
         mix_relay: bool = False
         """Released code: one mix vector handed from client to client instead of one each."""
         leak_momentum: bool = False
-        """Released code: momentum of the shared extractor and the mix vector carried from client to
-        client."""
+        """Released code: momentum of shared extractor and mix vector goes on to the next client."""
         send_header: bool = False
-        """Released code: an untrained header travels with the shared extractor (counted as
-        traffic)."""
+        """Released code: an untrained header travels too (counted as traffic)."""
 
     def init_client(self, key, architecture) -> Client:
         start = 1.0 if self.settings.mix_fixed is None else self.settings.mix_fixed

@@ -16,10 +16,8 @@ from pfedafm_jax.training import Batch, cross_entropy, train
 def init_private_model(key: jax.Array, architecture: Architecture) -> Client:
     """A client's own model, the paper's F_k."""
     extractor_key, header_key = jax.random.split(key)
-    return {
-        "local_extractor": architecture.init_extractor(extractor_key),
-        "header": architecture.init_header(header_key),
-    }
+    extractor = architecture.init_extractor(extractor_key)
+    return {"local_extractor": extractor, "header": architecture.init_header(header_key)}
 
 
 def private_model(client: Client) -> dict[str, Tree]:

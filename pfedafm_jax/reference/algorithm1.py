@@ -161,8 +161,7 @@ def shared_step(
 
 
 def batches(programs: Programs, client: int, key: jax.Array) -> Iterator[Batch]:
-    """Every batch of every local epoch of a client; the last of an epoch is short, and filled up
-    where it is large."""
+    """Every batch of every local epoch of a client; the last of an epoch may be short."""
     rows, config, dataset = programs.partition.train[client], programs.config, programs.dataset
     width, num = programs.train_rows.shape[1], len(rows)
     for epoch in range(config.local_epochs):

@@ -77,8 +77,7 @@ def evaluate(programs: Programs, state: State, clients: Sequence[int] | np.ndarr
 
 
 def average(name: str, old: Tree, sent: list[tuple[dict, dict]]) -> Tree:
-    """Σ w u / Σ w of one part of the server's state, by rows where weights are; what nobody sent
-    stays old."""
+    """Σ w u / Σ w of a part of the server's state, by rows where weights are, or the old value."""
     shares = [np.asarray(weight[name], np.float64) for upload, weight in sent if name in upload]
 
     def mean(before: np.ndarray, *leaves: np.ndarray) -> np.ndarray:
