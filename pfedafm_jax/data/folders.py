@@ -74,23 +74,21 @@ def read_folder(path: Path, image_size: int = 0) -> Found:
         if not classes:
             accepted = "one for each class, with images in it"
             raise PfedafmError(f"{path} has no subfolders; accepted: {accepted}")
-        files: list[Path] = []
-        labels: list[int] = []
-        cut = 0
-        for part in parts:
-            cut = len(files)
-            for label, name in enumerate(classes):
-                found = _images_of(path / part / name)
-                files, labels = files + found, labels + [label] * len(found)
-        cut = cut if len(parts) == 2 else len(files)
-    numbers = np.array(labels, np.int32)
-    empty = set(range(len(classes))) - set(labels)
+
+        def labelled(part: str) -> list[tuple[Path, int]]:
+            folders = enumerate(path / part / name for name in classes)
+            return [(file, label) for label, folder in folders for file in _images_of(folder)]
+
+        train, *test = map(labelled, parts)
+    pairs, cut = sum(test, train), len(train)
+    numbers = np.array([label for _, label in pairs], np.int32)
+    empty = set(range(len(classes))) - set(numbers.tolist())
     if empty:
         accepted = f"accepted are files that end in {', '.join(SUFFIXES)}"
         raise PfedafmError(f"{path}: class {classes[min(empty)]} has no images; {accepted}")
     if len(classes) == 1:
         raise PfedafmError(f"{path} has one class only ({classes[0]}); two or more are needed")
-    images = same_shape(((str(file), opened(file)) for file in files), image_size)
+    images = same_shape(((str(file), opened(file)) for file, _ in pairs), image_size)
     arrays = Arrays(images[:cut], numbers[:cut], images[cut:], numbers[cut:])
     source = f"{path}: {_count(cut, len(images) - cut)} of {len(classes)} classes"
     unused = sorted(set(inside) - {"train", "test"}) if len(parts) == 2 else []

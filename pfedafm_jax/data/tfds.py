@@ -99,14 +99,13 @@ def _builder(cifar: Cifar, tfds_dir: Path) -> Any:
             for key, file in zip(about.label_keys, about.label_files, strict=True):
                 self.info.features[key].names = content[about.prefix + file].decode().split()
             raw = {
-                split: b"".join(content[about.prefix + file] for file in files)
-                for split, files in parts.items()
+                part: [content[about.prefix + f] for f in files] for part, files in parts.items()
             }
-            return {split: self._generate_examples(split, raw[split]) for split in parts}
+            return {part: self._generate_examples(part, raw[part]) for part in parts}
 
-        def _generate_examples(self, split_prefix: str, filepaths: bytes) -> Iterator[tuple]:
-            keys = self._cifar_info.label_keys
-            rows = np.frombuffer(filepaths, np.uint8).reshape(-1, len(keys) + IMAGE_BYTES)
+        def _generate_examples(self, split_prefix: str, filepaths: list[bytes]) -> Iterator[tuple]:
+            keys, raw = self._cifar_info.label_keys, b"".join(filepaths)
+            rows = np.frombuffer(raw, np.uint8).reshape(-1, len(keys) + IMAGE_BYTES)
             for index, row in enumerate(rows):
                 pixels = row[len(keys) :].reshape(3, IMAGE_SIZE, IMAGE_SIZE).transpose(1, 2, 0)
                 # A picture, since to encode an array TFDS would need TensorFlow.
