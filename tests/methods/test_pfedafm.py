@@ -22,8 +22,6 @@ from pfedafm_jax.methods.pfedafm import (
 )
 from pfedafm_jax.training import ClientData, cross_entropy, sgd, train
 
-pytestmark = pytest.mark.optimised
-
 
 def own(method, **values):
     return dataclasses.replace(method, settings=dataclasses.replace(method.settings, **values))
