@@ -1,4 +1,4 @@
-"""`pfedafm compare` from a copy of the repository: `python experiments/compare.py --methods all`."""
+"""`pfedafm compare` from a copy of the repository: `python experiments/compare.py …`."""
 
 from pfedafm_jax import cli
 from pfedafm_jax.commands.compare import main

@@ -206,14 +206,6 @@ def curve(
     return along[width - 1 :], values.rolling(width).mean().to_numpy(float)[width - 1 :]
 
 
-def _on_one_grid(found: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Curves as rows of one table, at all their points that are between the ends of each."""
-    start, end = max(along[0] for along, _ in found), min(along[-1] for along, _ in found)
-    grid = np.unique(np.concatenate([along for along, _ in found]))
-    grid = grid[(start <= grid) & (grid <= end)] if start <= end else grid
-    return grid, np.stack([np.interp(grid, along, values) for along, values in found])
-
-
 def styles(runs: Mapping[str, Sequence[Run]]) -> dict[str, tuple[str, str]]:
     """A colour and a dash for each label: methods by colour, several of one method by dash."""
     methods = [found[0].config["method"] for found in runs.values()]
@@ -250,7 +242,11 @@ def curves(
         if not lines:
             axes.plot([], [], dash, color=colour, label=f"{label} (no values)")
             continue
-        along, table = _on_one_grid(lines)
+        # All at the points of any of them that are between the ends of each.
+        start, end = max(xs[0] for xs, _ in lines), min(xs[-1] for xs, _ in lines)
+        along = np.unique(np.concatenate([xs for xs, _ in lines]))
+        along = along[(start <= along) & (along <= end)] if start <= end else along
+        table = np.stack([np.interp(along, *line) for line in lines])
         mean = table.mean(axis=0)
         if along[-1] == 0:  # it never sends anything: a level to compare with
             text = f"{label} (sends nothing)"

@@ -281,18 +281,19 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 def _label(run: Run, names: Sequence[str]) -> str:
     """These settings of a run in words: `pFedAFM, gamma 0.1, seed 1`."""
-    return ", ".join(_words(run, name) for name in names if _has(run, name))
-
-
-def _words(run: Run, name: str) -> str:
-    value, short = run.settings[name], name.rpartition(".")[2].replace("_", " ")
-    if name == "method":
-        return run.title
-    if isinstance(value, bool | None):
-        return short if value else f"no {short}"
-    if isinstance(value, list):
-        return "+".join(map(str, value))
-    return str(value) if name in ("dataset", "partition") else f"{short} {value}"
+    found = []
+    for name in (name for name in names if _has(run, name)):
+        value, words = run.settings[name], name.rpartition(".")[2].replace("_", " ")
+        if name == "method":
+            words = run.title
+        elif isinstance(value, bool | None):
+            words = words if value else f"no {words}"
+        elif isinstance(value, list):
+            words = "+".join(map(str, value))
+        else:
+            words = str(value) if name in ("dataset", "partition") else f"{words} {value}"
+        found.append(words)
+    return ", ".join(found)
 
 
 def grouped(runs: Sequence[Run], names: Sequence[str]) -> dict[str, list[Run]]:

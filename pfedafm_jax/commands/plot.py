@@ -48,12 +48,9 @@ def main(argv: list[str]) -> int:
         drawn[f"{label}, {len(members)} runs" if len(members) > 1 else label] = members
         for run in members:
             one, first = run.summary, run is members[0]
-            scores = (
-                one.best_mean_accuracy,
-                one.last_ten_mean_accuracy,
-                one.final_all_clients_accuracy,
-            )
-            cells = str(one.rounds), *map(percent, scores), str(run.folder)
+            scores = one.best_mean_accuracy, one.last_ten_mean_accuracy
+            shown = map(percent, (*scores, one.final_all_clients_accuracy))
+            cells = str(one.rounds), *shown, str(run.folder)
             rows.append([label if first else "", *cells])
         mixed = [name for name in differing(members) if name != "seed"]
         if mixed:
