@@ -128,7 +128,8 @@ class Experiment:
             yield self.run_round(evaluate=self.round + 1 == last)
 
     def run_round(self, evaluate: bool = False) -> Record:
-        """One round; all clients are evaluated every `eval_every` rounds, or if `evaluate`."""
+        """One round; all clients are evaluated every `eval_every` rounds, after the last one, and
+        if `evaluate`."""
         start, number = time.perf_counter(), self.round + 1
         self.state, result = self._loop.run_round(self.programs, self.state, number)
         info = {self._name(name): values for name, values in result.info.items()}
@@ -154,7 +155,8 @@ class Experiment:
             **totals,
             more=dict(sorted(more.items())),
         )
-        if evaluate or number % self.config.eval_every == 0:
+        last = number == self.config.rounds
+        if evaluate or last or number % self.config.eval_every == 0:
             record = self._evaluated(record)
         record = replace(record, seconds=round(time.perf_counter() - start, 3))
         self._visits.append({name: np.asarray(values, np.float32) for name, values in info.items()})

@@ -182,8 +182,8 @@ def train(
     bar.compiling()
     experiment.compile()
     if place is None:
-        for record in experiment.rounds():
-            bar.show(record)
+        while experiment.round < experiment.config.rounds:
+            bar.show(experiment.run_round())
         return []
     folder, first = RunFolder(place), processes.first
     observers = observers if first else ()
@@ -202,7 +202,8 @@ def train(
                 observer.start(place, experiment.config.as_dict(), past)
             processes.any(False)  # nobody starts before the folder is as it should be
             with signals.saved_at_the_end_of_a_round():
-                for record in experiment.rounds():
+                while experiment.round < experiment.config.rounds:
+                    record = experiment.run_round()
                     if first:
                         folder.add(record)
                         bar.show(record)
