@@ -1,7 +1,7 @@
 """Every setting of a run, typed, with its default, its meaning and its check.
 
 The defaults are those of the configuration `hetero_cifar10` (N = 100, C = 10 %, 2 of 10 classes a
-client), at the length that two CPU cores finish in about ten minutes, with one difference: the
+client), at a length that two CPU cores finish in about five minutes, with one difference: the
 named configuration gives three of the compared methods learning rates of their own, a bare
 `Config()` trains all methods alike. `Config.load` reads named configurations and files.
 """

@@ -76,7 +76,9 @@ def load_client(folder: str | Path) -> TrainedClient:
     with naming(f"{str(place / CARD)!r} is no card of an exported client"):
         card: dict[str, Any] = json.loads((place / CARD).read_bytes())
         if card["format"] != CARD_FORMAT:
-            raise PfedafmError(f"{place} has format {card['format']}, {CARD_FORMAT} is read here")
+            raise PfedafmError(
+                f"{place} has format {card['format']} and {CARD_FORMAT} is read here; export it again"
+            )
         if card.pop("sha256") != digest(card):
             raise ValueError("it has changed since it was written")
         expected = card.pop("files")[WEIGHTS]
@@ -128,7 +130,10 @@ def _onnx(client: TrainedClient) -> bytes:
     expected = client.predict(images)
     for name, logits in found:
         if not np.allclose(logits, expected[name], rtol=1e-3, atol=1e-4):
-            raise PfedafmError(f"ONNX gives other scores for {name} than the client does")
+            raise PfedafmError(
+                f"ONNX gives other scores for {name} than the client does; export without --onnx, or "
+                "try another version of jax2onnx"
+            )
     return content
 
 

@@ -42,7 +42,7 @@ def join(
     """Trains a client that was never there, as a participant would; the run stays as it is.
 
     It starts from new weights of its own and from what the run's clients share, and at every visit
-    meets the same server: what it would upload is dropped.
+    meets the same server: it uploads nothing, and a stage that only makes an upload is left out.
 
     Args:
         images, labels: uint8 `[num, height, width, channels]` and classes `[num]`.

@@ -225,8 +225,8 @@ class TrainedRun:
         reason = "all its checkpoints are damaged" if manifests else "it has no checkpoint"
         raise PfedafmError(
             f"{str(self.folder)!r} has no weights to use: {reason} in {self._checkpoints.folder} "
-            "(--drop-checkpoints removes them when a run is done); its command makes them again "
-            "with --fresh"
+            "(--drop-checkpoints of sweep and reproduce removes them); its command makes them "
+            "again with --fresh"
         )
 
     def _part(self, number: int) -> Path:

@@ -4,6 +4,8 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+import re
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ import pfedafm_jax
 from pfedafm_jax import data, methods, models
 from pfedafm_jax.methods import base, pfedafm
 
+ROOT = Path(__file__).parents[1]
 MODULES = [module.name for module in pkgutil.walk_packages(pfedafm_jax.__path__, "pfedafm_jax.")]
 SHOWN = [
     pfedafm_jax.Config, pfedafm_jax.Config.load, pfedafm_jax.updated, pfedafm_jax.with_preset,
@@ -38,3 +41,12 @@ def test_examples_in_docstrings(registered):
 @pytest.mark.parametrize("shown", SHOWN, ids=lambda shown: shown.__qualname__)
 def test_what_users_call_has_an_example(shown):
     assert ">>>" in (inspect.getdoc(shown) or "")
+
+
+def test_documents_name_tests_and_files_that_exist():
+    for page in (*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")):
+        text = page.read_text()
+        for file, name in re.findall(r"`([\w/]+\.py)::(test_\w+)`", text):
+            assert f"def {name}(" in (ROOT / "tests" / file).read_text(), (page.name, name)
+        for link in re.findall(r"\]\(((?!http)[^)#]+)\)", text):
+            assert (page.parent / link).exists(), (page.name, link)

@@ -272,7 +272,7 @@ def test_the_commands_predict_export_and_join(trained, tmp_path, capsys):
     assert "after 1 visit:  " in capsys.readouterr().out
     assert load_client(tmp_path / "new").card["newcomer"]["visits"] == 1
     for words, said in (
-        ([str(folder)], "client = None cannot be used; accepted: --client K, 0 to 3"),
+        ([str(folder)], "choose a client: --client K, 0 to 3"),
         ([*base, "--out", "y.txt"], "ends in .npz or .csv"),
         ([str(tmp_path / "model"), "--client", "1"], "one client's own folder"),
     ):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
+from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.export import CARD, load_client
 from pfedafm_jax.files import write_atomically
 from pfedafm_jax.plugins import load_plugin
@@ -39,7 +40,7 @@ def chosen(asked: argparse.Namespace) -> TrainedClient:
         return load_client(asked.run)
     run = load_run(asked.run, console.print)
     if asked.client is None:
-        raise bad("client", None, f"--client K, 0 to {run.num_clients - 1}")
+        raise PfedafmError(f"choose a client: --client K, 0 to {run.num_clients - 1}")
     return run.client(asked.client)
 
 

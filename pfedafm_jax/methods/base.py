@@ -30,7 +30,9 @@ class Update(NamedTuple):
     client: Client  # what it keeps until its next visit (`shared_update` leaves it empty)
     upload: dict[str, Tree]  # parts of the server state, as this client would have them
     weight: dict[str, jax.Array]  # of each part in the average: a number, or one a leading row
-    info: dict[str, jax.Array]  # numbers for the records; `loss` is always there
+    info: dict[
+        str, jax.Array
+    ]  # numbers for the records; `loss` is required; `floats_up` … replace those of `cost`
     view: Server | None = None  # what it predicts with right after training; None: the broadcast
 
 
