@@ -168,7 +168,7 @@ class Config(Machine, Training, Clients, Data):
     """
 
     settings: tuple[MethodSettings, ...] = ()
-    """At most one a method; of a method that is not here the defaults count."""
+    """At most one per method; methods not listed have their defaults."""
 
     def __post_init__(self):
         given: Any = self.settings if isinstance(self.settings, tuple | list) else [None]

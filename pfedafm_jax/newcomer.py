@@ -11,7 +11,7 @@ import numpy as np
 
 from pfedafm_jax.data.pictures import read_pictures
 from pfedafm_jax.engine.state import client_start
-from pfedafm_jax.engine.visit import Common, Slots, scores, work
+from pfedafm_jax.engine.visit import Common, Slots, accuracies, work
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods.base import Client
 from pfedafm_jax.models import Architecture
@@ -76,7 +76,14 @@ def join(
         jax.random.key_data(key),
         jnp.int32(0),
     )
-    slot = Slots(jnp.int32(number), *data[2:], jnp.float32(data.num_train))
+    slot = Slots(
+        client=jnp.int32(number),
+        train=data.train,
+        num_train=data.num_train,
+        test=data.test,
+        num_test=data.num_test,
+        weight=jnp.float32(data.num_train),
+    )
     history: list[dict[str, float]] = []
     for visit in range(visits + 1):
         if visit:
@@ -104,7 +111,7 @@ def _visit(common: Common, architecture: Architecture, state: Client, slot: Slot
 
 @partial(jax.jit, static_argnums=1)
 def _accuracies(common: Common, architecture: Architecture, state: Client, data: ClientData):
-    return scores(common.method, architecture, state, common.server, data)
+    return accuracies(common.method, architecture, state, common.server, data)
 
 
 def _client_data(run: TrainedRun, images, labels, test_images, test_labels, seed) -> ClientData:

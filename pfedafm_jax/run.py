@@ -243,11 +243,11 @@ def _save_or_stop(experiment: Experiment, checkpoints: Checkpoints, signals: Sig
     checkpoints.check()
     if stopped and number < config.rounds:
         checkpoints.wait()
-        kept = f"saved in {checkpoints.folder}" if every else "not saved (checkpoint_every = 0)"
-        raise Interrupted(
-            f"stopped after round {number} of {config.rounds}, {kept}; the same command resumes",
-            signals.received or signal.SIGTERM,
-        )
+        kept = f"saved in {checkpoints.folder}; the same command resumes"
+        if not every:
+            kept = "not saved (checkpoint_every = 0); the same command starts over"
+        words = f"stopped after round {number} of {config.rounds}, {kept}"
+        raise Interrupted(words, signals.received or signal.SIGTERM)
 
 
 def identity(experiment: Experiment) -> dict[str, Any]:

@@ -92,10 +92,7 @@ class TrainedClient:
 
     def probabilities(self, images: Pictures) -> dict[str, np.ndarray]:
         """`predict`, as probabilities of the classes."""
-        return {
-            name: np.asarray(jax.nn.softmax(logits, axis=-1))
-            for name, logits in self.predict(images).items()
-        }
+        return softmax(self.predict(images))
 
     def scores(self, images: jax.Array) -> dict[str, jax.Array]:
         """`predict` as a function of uint8 images that can be traced."""
@@ -121,6 +118,11 @@ class TrainedClient:
     @cached_property
     def _states(self) -> tuple[Client, Server]:
         return jax.device_put((self.params, self.server))
+
+
+def softmax(logits: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Probabilities from scores, by name."""
+    return {name: np.asarray(jax.nn.softmax(rows, axis=-1)) for name, rows in logits.items()}
 
 
 @partial(jax.jit, static_argnums=(1, 2))

@@ -17,7 +17,7 @@ from pfedafm_jax.progress import clean, console
 from pfedafm_jax.records import check_writable
 from pfedafm_jax.settings import bad
 from pfedafm_jax.tables import percent
-from pfedafm_jax.trained import TrainedClient, load_run
+from pfedafm_jax.trained import TrainedClient, load_run, softmax
 
 SHOWN = 10  # images in the terminal, where no file is asked for
 
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
     pixels, names = client.pictures(asked.images)
     logits = client.predict(pixels)
     own = next(iter(logits))
-    probabilities = {n: _softmax(scores) for n, scores in logits.items()}
+    probabilities = softmax(logits)
     best = logits[own].argmax(axis=1)
     classes = np.array(client.classes)
     console.print(f"{len(names)} images, {time.perf_counter() - start:.1f} s")
@@ -81,11 +81,6 @@ def main(argv: list[str]) -> int:
     if asked.out is not None:
         console.print(f"  {clean(str(asked.out))}")
     return 0
-
-
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
 
 
 def _csv(names, classes, best, probabilities, logits) -> str:

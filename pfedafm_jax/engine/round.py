@@ -101,7 +101,11 @@ def _train(
     weights: dict[int, float],
     numbers: Numbers,
 ) -> Totals:
-    """Local work of these clients, evaluated as they leave it; their sums. Writes the rest."""
+    """Trains and evaluates these clients.
+
+    Returns:
+        The sums that the average is made of; states go to the store, what is reported to `numbers`.
+    """
     compiled, common = programs.compiled, programs.common(state.server, t)
     totals, pending = compiled.zeros[0], []
     for call in _calls(programs, clients, programs.num_train):
@@ -109,10 +113,11 @@ def _train(
         states = _states(programs, state, call)
         worked: Worked = compiled.train[call.group](common, totals, states, slots, call.trips)
         totals, info = worked.totals, worked.info
-        # Unless the method had a view of its own, with the broadcast that was received.
+        # `work` has evaluated clients whose update has a `view`; the others are evaluated here, with
+        # the broadcast that they received.
         if not any(name.startswith("accuracy/") for name in info):
-            scores, nothing = compiled.evaluate[call.group], Totals({}, {})
-            info = {**info, **scores(common, nothing, worked.state, slots, call.trips).info}
+            evaluate, nothing = compiled.evaluate[call.group], Totals({}, {})
+            info = {**info, **evaluate(common, nothing, worked.state, slots, call.trips).info}
         pending.append((call, worked.state, info))
     for call, states, info in pending:
         rows = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), states)

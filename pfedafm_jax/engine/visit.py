@@ -80,8 +80,9 @@ def client_key(key: jax.Array, t: jax.Array | int, client: jax.Array | int) -> j
 
 def data_of(common: Common, slot: Slots) -> ClientData:
     """A client's data, on the device."""
-    _, *rows, _ = slot
-    return ClientData(common.images, common.labels, *rows)
+    return ClientData(
+        common.images, common.labels, slot.train, slot.num_train, slot.test, slot.num_test
+    )
 
 
 def _finite(tree: Tree) -> jax.Array:
@@ -111,7 +112,7 @@ def work(architecture: Architecture | None, common: Common, state: Tree, slot: S
     kept = if_finite(update.client, state)
     info = {**update.info, "finite": finite}
     if update.view is not None:
-        info |= scores(method, architecture, kept, update.view, data)
+        info |= accuracies(method, architecture, kept, update.view, data)
     sent = (update.upload, update.weight)
     upload, weight = if_finite(sent, jax.tree.map(jnp.zeros_like, sent))
     return Visit(kept, upload, weight, info)
@@ -120,10 +121,10 @@ def work(architecture: Architecture | None, common: Common, state: Tree, slot: S
 def evaluate(architecture: Architecture | None, common: Common, state: Tree, slot: Slots) -> Visit:
     """Accuracy of a client in this state, with the broadcast at hand."""
     data = data_of(common, slot)
-    return Visit(None, {}, {}, scores(common.method, architecture, state, common.server, data))
+    return Visit(None, {}, {}, accuracies(common.method, architecture, state, common.server, data))
 
 
-def scores(
+def accuracies(
     method: Method, architecture: Architecture | None, state: Tree, server: Server, data: ClientData
 ) -> dict[str, jax.Array]:
     """Accuracies of a client's model by name, as they are reported: `accuracy/NAME`."""

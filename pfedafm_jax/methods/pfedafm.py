@@ -173,8 +173,8 @@ def mixed_loss(
     """Cross-entropy of the header on the mixture of shared and local features (Eqs. 4 and 5)."""
     local = architecture.extract(params["model"]["local_extractor"], batch.images)  # Eq. 2
     mixed = mix_features(params["mix"], shared, local)  # Eq. 3
-    logits = architecture.classify(params["model"]["header"], mixed)
-    return cross_entropy(logits, batch.labels, batch.weights)
+    logits = architecture.classify(params["model"]["header"], mixed)  # Eq. 4
+    return cross_entropy(logits, batch.labels, batch.weights)  # Eq. 5
 
 
 @jax.jit
@@ -184,11 +184,11 @@ def train_shared_extractor(
     """Phase 2: freeze the client's header; train the shared extractor under it (Eqs. 7 to 10)."""
 
     def loss(params: Tree, batch: Batch) -> jax.Array:
-        features = method.shared.extract(params, batch.images)
-        logits = method.shared.classify(lax.stop_gradient(header), features)
-        return cross_entropy(logits, batch.labels, batch.weights)
+        features = method.shared.extract(params, batch.images)  # Eq. 7
+        logits = method.shared.classify(lax.stop_gradient(header), features)  # Eq. 8
+        return cross_entropy(logits, batch.labels, batch.weights)  # Eq. 9
 
-    return train(method.training, key, shared_extractor, loss, data)
+    return train(method.training, key, shared_extractor, loss, data)  # Eq. 10
 
 
 @partial(jax.jit, static_argnames=("architecture",))

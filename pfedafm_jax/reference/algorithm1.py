@@ -23,7 +23,7 @@ from pfedafm_jax.methods.pfedafm import PFedAFM
 from pfedafm_jax.methods.standalone import private_model
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.reference.plain import accuracy, columns, finite, weights, with_server, write
-from pfedafm_jax.training import LocalTraining, epoch_order
+from pfedafm_jax.training import ORDER_KEY, LocalTraining, epoch_order
 
 Tree = Any
 SIZE_STEP = 64  # large short batches are filled to a multiple of it, so that few are compiled
@@ -166,7 +166,7 @@ def batches(programs: Programs, client: int, key: jax.Array) -> Iterator[Batch]:
     width, num = programs.train_rows.shape[1], len(rows)
     for epoch in range(config.local_epochs):
         epoch_key = jax.random.fold_in(key, epoch)
-        order_key = jax.random.fold_in(epoch_key, 2**20)
+        order_key = jax.random.fold_in(epoch_key, ORDER_KEY)
         order = np.asarray(ordered(order_key, np.int32(num), width))
         for number, first in enumerate(range(0, num, config.batch_size)):
             real = rows[order[first : min(first + config.batch_size, num)]]
