@@ -155,7 +155,7 @@ def train_local_model(
     """Phase 1: freeze the shared extractor; train `model` (local extractor, header) and `mix`."""
     training = method.training
     extract_shared = partial(method.shared.extract, shared_extractor)
-    # Frozen, and on images that do not change, the shared features are the same in every epoch.
+    # Eq. 2: frozen, and on images that do not change, they are the same in every epoch.
     table = None if training.augments else extract_all(training, extract_shared, data)
 
     def loss(params: Tree, batch: Batch) -> jax.Array:
