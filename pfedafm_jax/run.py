@@ -45,7 +45,10 @@ def run(
     data_dir: str | None = None,
     fresh: bool = False,
     progress: bool = True,
-    **options: Any,
+    name: str = "",
+    command: str = "",
+    observers: Sequence[Observer] = (),
+    signals: Signals | None = None,
 ) -> Experiment:
     """A run from its first round to its last; returns the experiment with all that came out.
 
@@ -59,7 +62,8 @@ def run(
         data_dir: where to find CIFAR, if not downloaded.
         fresh: start over even if there is a run in `run_dir`.
         progress: show the plan, a progress bar and the result.
-        options: `name`, `command`, `observers` and `signals`, as `run_all` takes them.
+        name: a name for the plan.
+        command, observers, signals: see `train`.
     """
     start_devices(config)
     log = logger(progress)
@@ -67,7 +71,15 @@ def run(
     experiment = Experiment(config, dataset, partition, data_dir=data_dir, log=log)
     if task.state == "done":
         _load(experiment, task, log)
-    run_all([task], experiment=experiment, progress=progress, **options)
+    run_all(
+        [task],
+        experiment=experiment,
+        progress=progress,
+        name=name,
+        command=command,
+        observers=observers,
+        signals=signals,
+    )
     return experiment
 
 
@@ -82,7 +94,9 @@ def run_all(
     drop_checkpoints: bool = False,
     progress: bool = True,
     name: str = "",
-    **options: Any,
+    command: str = "",
+    observers: Sequence[Observer] = (),
+    signals: Signals | None = None,
 ) -> list[Run]:
     """Many runs one after another, those that are done left alone; what came out, in their order.
 
@@ -98,7 +112,7 @@ def run_all(
         drop_checkpoints: remove those of a run when it is finished.
         progress: show a progress bar; of a single run also its plan and its result.
         name: a name for the plan.
-        options: `command`, `observers` and `signals`, see `train`.
+        command, observers, signals: see `train`.
     """
     if not tasks:
         return []
@@ -117,26 +131,34 @@ def run_all(
         shares.append((images, split_of(config, images) if partition is None else partition))
     runs: list[Run] = []
     pictures: list[Path] = []
-    signals: Signals | None = options.get("signals")
+    todo = iter(enumerate(shares, 1))
     with Progress(sum(one.config.rounds for one in tasks), hidden=not shown) as bar:
         for task in tasks:
             config, place = task.config, task.folder
             title = find_method(config.method).title
             if task.run and task.state == "done":
                 bar.next_run(title, config.rounds, done=True)
-                replay(task.run, options.get("observers", ()))
+                replay(task.run, observers)
                 runs.append(task.run)
                 pictures = sorted(place.glob("*.png")) if place else []
                 if shown and alone:
                     console.print(bold(place), f"is finished already; {START_OVER}")
                 continue
+            number, (images, share) = (1, (None, None)) if experiment else next(todo)
             if not alone:
                 where = f", {place.parent.name}/{place.name}" if place else ""
-                number = len(pending) - len(shares) + 1
                 bar.next_run(f"run {number} of {len(pending)}: {title}{where}", config.rounds)
-            current = experiment or Experiment(config, *shares.pop(0))
-            plan = name if alone and shown else None
-            pictures = train(current, task, bar, plan=plan, log=log, **options)
+            current = experiment or Experiment(config, images, share)
+            pictures = train(
+                current,
+                task,
+                bar,
+                plan=name if alone and shown else None,
+                command=command,
+                observers=observers,
+                signals=signals,
+                log=log,
+            )
             first = current.programs.processes.first
             runs.append(read_run(place) if place and first else current.result())
             if place and drop_checkpoints and first:
