@@ -67,7 +67,8 @@ class Checkpoints:
     ):
         self._processes = processes if processes and processes.count > 1 else None
         self._index, self._count = (processes.index, processes.count) if processes else (0, 1)
-        self.folder, self.identity, self.log = Path(folder).absolute(), identity or {}, log
+        self.folder, self.log = Path(folder).absolute(), log
+        self.identity = identity or {"config": {}, "data": "", "split": ""}
         self.seconds = self.background_seconds = 0.0
         self.chain = Chain()
         self._versions: dict[int, Manifest] = {}

@@ -23,6 +23,11 @@ Leaves = dict[str, np.ndarray]  # by their path, `header.kernel`
 Manifest = dict[str, Any]
 
 FORMAT = 2
+FIELDS: dict[str, Any] = {
+    "round": int, "score": float | None, "parts": list, "processes": int, "files": dict,
+    "config": dict, "data": str, "split": str,
+}  # fmt: skip
+"""What a manifest has, and of which type."""
 MAX_MANIFEST_BYTES = 256 * 2**20
 NAME = re.compile(r"round-(\d{6,8})(\.json)?")
 
@@ -37,11 +42,19 @@ def read_manifest(path: Path) -> Manifest:
         if outer != json.loads(signed(manifest)):
             raise ValueError
         version = manifest["format"]
+        typed = all(isinstance(manifest[name], kind) for name, kind in FIELDS.items())
+        if version == FORMAT and not (
+            typed
+            and manifest["round"] == manifest["parts"][-1] == part_of(path.name)
+            and isinstance(manifest["config"].get("rounds", 0), int)
+            and all(type(size) is int for size, _ in manifest["files"].values())
+        ):
+            raise ValueError
         own = all(
             part_of(name) in manifest["parts"] and ".." not in Path(name).parts
             for name in manifest["files"]
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, IndexError):
         raise ValueError(f"{path.name} is damaged") from None
     if version != FORMAT:
         raise ValueError(f"{path.name} has format {version}; this version reads format {FORMAT}")

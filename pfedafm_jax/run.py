@@ -10,7 +10,7 @@ import gc
 import hashlib
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -199,6 +199,8 @@ def train(
     """
     bar, signals = bar or Progress(0, hidden=True), signals or Signals()
     place, processes = task.folder, experiment.programs.processes
+    mine = identity(experiment)
+    _agree(experiment, mine, task.state == "again")
     if plan is not None:
         print_plan(experiment, plan, place)
     bar.compiling()
@@ -210,7 +212,7 @@ def train(
     folder, first = RunFolder(place), processes.first
     observers = observers if first else ()
     with folder.lock() if first else contextlib.nullcontext(), contextlib.ExitStack() as closing:
-        checkpoints = Checkpoints(checkpoint_folder(place), identity(experiment), log, processes)
+        checkpoints = Checkpoints(checkpoint_folder(place), mine, log, processes)
         try:
             if task.state == "again" and first:
                 checkpoints.clear()
@@ -270,6 +272,15 @@ def _save_or_stop(experiment: Experiment, checkpoints: Checkpoints, signals: Sig
             kept = "not saved (checkpoint_every = 0); the same command starts over"
         words = f"stopped after round {number} of {config.rounds}, {kept}"
         raise Interrupted(words, signals.received or signal.SIGTERM)
+
+
+def _agree(experiment: Experiment, mine: Mapping[str, Any], fresh: bool) -> None:
+    """Raises where the processes of a run would not do the same."""
+    own = {"devices", "clients_per_step", "kernels", "store"}  # each process's own business
+    values = {name: value for name, value in mine["config"].items() if name not in own}
+    values["its settings"] = values.pop(experiment.config.method)
+    values |= {"data": mine["data"], "split": mine["split"], "fresh": fresh}
+    experiment.programs.processes.agree(values)
 
 
 def identity(experiment: Experiment) -> dict[str, Any]:

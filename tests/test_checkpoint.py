@@ -249,12 +249,33 @@ def manifest_files(folder: Path, number: int) -> list[str]:
     return list(json.loads((folder / f"round-{number:06d}.json").read_text())["manifest"]["files"])
 
 
+MANIFEST = {
+    "format": 2, "round": 1, "score": None, "parts": [1], "processes": 1, "files": {},
+    "config": {}, "data": "", "split": "",
+}  # fmt: skip
+
+
 def test_a_manifest_cannot_name_files_elsewhere(tmp_path):
     path = tmp_path / "round-000001.json"
     for name in ("../secret", "/etc/passwd", "round-000001/../../secret", "round-000002/d/x"):
-        path.write_bytes(signed({"format": 2, "round": 1, "parts": [1], "files": {name: [1, "0"]}}))
+        path.write_bytes(signed({**MANIFEST, "files": {name: [1, "0"]}}))
         with pytest.raises(ValueError, match="not its own"):
             read_manifest(path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"round": 2}, {"round": "1"}, {"parts": []}, {"parts": 1}, {"parts": [2]}, {"score": "high"},
+     {"config": []}, {"config": {"rounds": "9"}}, {"data": 0}, {"files": []}, {"processes": None},
+     {"files": {"round-000001/x": 1}}, {"files": {"round-000001/x": ["1", "0"]}}],
+)  # fmt: skip
+def test_a_manifest_that_is_not_its_files_or_has_wrong_types_is_refused(wrong, tmp_path):
+    path = tmp_path / "round-000001.json"
+    path.write_bytes(signed(MANIFEST))
+    assert read_manifest(path) == MANIFEST
+    path.write_bytes(signed(MANIFEST | wrong))
+    with pytest.raises(ValueError, match="is damaged"):
+        read_manifest(path)
 
 
 def test_no_pickles_and_no_noise(good, capfd):

@@ -5,6 +5,15 @@ round they add up numerators and weights; when a participant trains elsewhere th
 its state travels. Both are sums over the processes, made by JAX's distributed runtime.
 """
 
+import ctypes
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,12 +27,19 @@ Tree = Any
 AXIS = "processes"
 MEETING_SECONDS = 120  # how long processes wait for each other at the start
 SILENCE_SECONDS = 30  # a process that gives no sign of life for so long is taken for dead
+_handlers: list[Any] = []  # C knows them by their address only
 
 
 class LostProcess(PfedafmError):
     """Another process of the run is gone."""
 
     exit_code = 1
+
+    def __init__(self, reason: str):
+        mend = (
+            "start all processes again with the same command: it resumes from the last checkpoint"
+        )
+        super().__init__(f"another process of this run is gone ({reason}); {mend}")
 
 
 def join(coordinator: str, num_processes: int | None = None, process_id: int | None = None) -> None:
@@ -45,6 +61,7 @@ def join(coordinator: str, num_processes: int | None = None, process_id: int | N
         options = {"coordinator_address": coordinator, "process_id": process_id}
         options["num_processes"] = num_processes
     jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
+    _catch_abort()
     try:
         jax.distributed.initialize(
             **options,
@@ -58,6 +75,28 @@ def join(coordinator: str, num_processes: int | None = None, process_id: int | N
             f"them within {MEETING_SECONDS} s with the same --coordinator and --num-processes, "
             "each with its own --process-id"
         ) from None
+
+
+def _catch_abort() -> None:
+    """Where the process that the others meet at is gone, a thread of the runtime prints its stack
+    and aborts; that becomes our error. What C++ prints is shown where it aborts for another
+    reason."""
+    printed, errors = tempfile.TemporaryFile(), os.fdopen(os.dup(2), "w", 1, errors="replace")
+    os.dup2(printed.fileno(), 2)
+    sys.stderr = errors
+
+    def aborted(number: int) -> None:
+        text = os.pread(printed.fileno(), 2**20, 0).decode(errors="replace")
+        lost = "JAX distributed service detected fatal errors" in text
+        if lost:
+            time.sleep(1)  # mostly the main thread finds out by itself, and why
+            text = f"error: {LostProcess('the first one, or one that it has waited for')}\n"
+        errors.write(text)
+        errors.flush()
+        os._exit(LostProcess.exit_code if lost else 128 + number)
+
+    _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted))
+    ctypes.CDLL(None).signal(signal.SIGABRT, _handlers[-1])
 
 
 class Processes:
@@ -80,6 +119,15 @@ class Processes:
     def any(self, here: bool) -> bool:
         """Whether something is so in any process; waits for all of them."""
         return bool(self.sum(np.array([here], np.int32))[0])
+
+    def agree(self, values: Mapping[str, Any]) -> None:
+        """Raises, in all processes, where they have different values under a name."""
+        sums = [zlib.crc32(json.dumps(value).encode()) for value in values.values()]
+        mine = np.eye(self.count, dtype=np.uint32)[self.index][:, None] * np.array(sums, np.uint32)
+        differ = np.ptp(self.sum(mine), axis=0) > 0
+        if differ.any():
+            names = ", ".join(name for name, one in zip(values, differ, strict=True) if one)
+            raise PfedafmError(f"the processes of this run were started with different {names}")
 
     def sum(self, tree: Tree) -> Tree:
         """The sum of a tree over all processes, as numpy arrays; of one process the tree itself."""
@@ -117,5 +165,4 @@ def lost_process(error: BaseException) -> LostProcess | None:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
     if "Gloo" not in reason and not isinstance(error, jax.errors.JaxRuntimeError):
         return None
-    mend = "start all processes again with the same command: it resumes from the last checkpoint"
-    return LostProcess(f"another process of this run is gone ({reason}); {mend}")
+    return LostProcess(reason)
