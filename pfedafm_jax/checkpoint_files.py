@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from pfedafm_jax.errors import START_OVER, PfedafmError, disk_is_full
+from pfedafm_jax.files import read_bytes
 
 Tree = Any
 Leaves = dict[str, np.ndarray]  # by their path, `header.kernel`
@@ -37,7 +38,7 @@ def read_manifest(path: Path) -> Manifest:
     if path.stat().st_size > MAX_MANIFEST_BYTES:
         raise ValueError(f"{path.name} is larger than any manifest")
     try:
-        outer = json.loads(path.read_bytes())
+        outer = json.loads(read_bytes(path))
         manifest = outer["manifest"]
         if outer != json.loads(signed(manifest)):
             raise ValueError

@@ -61,7 +61,9 @@ def guarded(main: Callable[[list[str]], int]) -> NoReturn:
     A `PfedafmError` becomes one message and its exit code, an interruption the conventional 130.
     """
     try:
-        sys.exit(main(sys.argv[1:]))
+        code = main(sys.argv[1:])
+        print(end="", flush=True)
+        sys.exit(code)
     except PfedafmError as error:
         stopped = isinstance(error, Interrupted)
         message, code = f"{'' if stopped else 'error: '}{error}", error.exit_code
@@ -72,6 +74,10 @@ def guarded(main: Callable[[list[str]], int]) -> NoReturn:
     except KeyboardInterrupt:
         message, code = "\ninterrupted", 130
     print(clean(message), file=sys.stderr, flush=True)
+    try:
+        print(end="", flush=True)
+    except OSError:  # Python would try once more, and complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if jax.distributed.is_initialized():
         os._exit(code)  # the usual way out waits for the other processes, which may be gone
     sys.exit(code)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 from annotated_types import Ge, Gt, Le, Lt
 
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.files import read_bytes
 from pfedafm_jax.models import extractor_names
 from pfedafm_jax.settings import (
     Count,
@@ -310,7 +311,7 @@ def updated(config: Config, values: Mapping[str, Any]) -> Config:
 def read_toml(path: Path) -> dict[str, Any]:
     """The settings of a file, as they stand there."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_bytes(path).decode())
     except (OSError, ValueError, RecursionError) as error:  # of the name or of the content
         raise PfedafmError(f"cannot read the configuration {path}: {error}") from error
 

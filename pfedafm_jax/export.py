@@ -25,7 +25,7 @@ from pfedafm_jax.checkpoint_files import by_path, fitted
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.engine.programs import init_client, init_server
 from pfedafm_jax.errors import PfedafmError, naming
-from pfedafm_jax.files import write_atomically
+from pfedafm_jax.files import read_bytes, write_atomically
 from pfedafm_jax.methods import make_method
 from pfedafm_jax.models import describe
 from pfedafm_jax.records import check_writable, digest
@@ -74,7 +74,7 @@ def load_client(folder: str | Path) -> TrainedClient:
     """A client from the folder that `export_client` wrote; each file is checked."""
     place = Path(folder)
     with naming(f"{str(place / CARD)!r} is no card of an exported client"):
-        card: dict[str, Any] = json.loads((place / CARD).read_bytes())
+        card: dict[str, Any] = json.loads(read_bytes(place / CARD))
         if card["format"] != CARD_FORMAT:
             raise PfedafmError(
                 f"{place} has format {card['format']} and {CARD_FORMAT} is read here; export it again"
@@ -82,7 +82,7 @@ def load_client(folder: str | Path) -> TrainedClient:
         if card.pop("sha256") != digest(card):
             raise ValueError("it has changed since it was written")
         expected = card.pop("files")[WEIGHTS]
-        content = (place / WEIGHTS).read_bytes()
+        content = read_bytes(place / WEIGHTS)
         if hashlib.sha256(content).hexdigest() != expected:
             raise PfedafmError(f"{str(place / WEIGHTS)!r} has changed since it was written")
         weights = load(content)

@@ -1,6 +1,8 @@
 """Files that are either there whole or not there at all, and where those of the user are kept."""
 
+import errno
 import os
+import stat
 import subprocess
 import uuid
 from collections.abc import Callable
@@ -26,6 +28,19 @@ def write_atomically(path: Path, content: str | bytes | Callable[[IO[bytes]], ob
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def reading(path: str | Path) -> IO[bytes]:
+    """A file opened to be read; `OSError` for a pipe or a device too, which may have no end."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return open(path, "rb")
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """All of a regular file."""
+    with reading(path) as file:
+        return file.read()
 
 
 @cache

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pfedafm_jax.errors import StorageError, reason
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.plots import architecture_label
 from pfedafm_jax.records import Record, Summary
@@ -34,6 +35,12 @@ def clean(text: object) -> str:
 
 
 class _Terminal(Console):
+    def print(self, *words: Any, **options: Any) -> None:
+        try:
+            super().print(*words, **options)
+        except OSError as error:  # not to be taken for one of the run's files
+            raise StorageError(f"standard output cannot be written ({reason(error)})") from error
+
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(clean(text), **options)
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from pfedafm_jax.data import Partition
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.files import write_atomically
+from pfedafm_jax.files import read_bytes, write_atomically
 from pfedafm_jax.settings import bad
 
 try:
@@ -226,11 +226,11 @@ class RunFolder:
         check_writable(self.path)
         try:
             names = sorted(one.name for one in self.path.iterdir()) if self.path.exists() else []
-            ours = LOCK in names and (self.path / LOCK).read_bytes().startswith(MARK)
+            ours = LOCK in names and read_bytes(self.path / LOCK).startswith(MARK)
         except OSError as error:
             raise _unusable(self.path, "a folder", error) from error
         with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
-            content = json.loads((self.path / "config.json").read_bytes())  # that only we write
+            content = json.loads(read_bytes(self.path / "config.json"))  # that only we write
             ours |= content.keys() >= {"config", "versions", "data"}
         if names and not ours:
             reason = f"it holds {', '.join(names[:3])}, and no run of this program"

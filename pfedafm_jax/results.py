@@ -19,6 +19,7 @@ import pandas as pd
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Partition
 from pfedafm_jax.errors import START_OVER, PfedafmError
+from pfedafm_jax.files import read_bytes
 from pfedafm_jax.methods import find_method, method_names
 from pfedafm_jax.records import FORMAT, Record, Summary, digest, summarize
 from pfedafm_jax.settings import bad, suggestion
@@ -172,7 +173,7 @@ def _damaged(path: Path, reason: object) -> NoReturn:
 
 def _bytes(path: Path, digests: Mapping[str, str] = {}) -> bytes:
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
     except FileNotFoundError:
         _damaged(path, "it is missing")
     except OSError as error:

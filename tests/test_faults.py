@@ -183,6 +183,19 @@ def test_files_that_may_not_grow_are_told(tmp_path):
 
 
 @pytest.mark.faults
+def test_output_and_cache_that_cannot_be_written_cost_one_line(tmp_path):
+    full, shut = (["bash", "-c", f'exec "$@" >{where}', "bash"] for where in ("/dev/full", "&-"))
+    code, _, err = end(command(tmp_path / "full", "--rounds", "2", before=full))
+    assert code == 1 and len(err.splitlines()) == 1, err
+    assert "standard output cannot be written (No space left" in err
+    code, _, err = end(command(tmp_path / "shut", "--rounds", "2", before=shut))
+    assert code == 0, err
+    there = ["env", "XDG_CACHE_HOME=/proc/nothing"]
+    code, _, err = end(command(tmp_path / "cache", "--rounds", "2", before=there))
+    assert code == 0 and "Traceback" not in err and "Warning" not in err, err
+
+
+@pytest.mark.faults
 def test_fifty_kills_change_nothing(tmp_path, capfd):
     """kill -9 at random moments, start-up and saves included; after each the same command
     resumes."""

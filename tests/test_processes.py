@@ -1,7 +1,6 @@
 """Several processes in one run, on this machine: they agree with one, and a lost one is noticed and
 resumed from."""
 
-import re
 import signal
 import socket
 import subprocess
@@ -20,12 +19,13 @@ ROUNDS = 4
 NUMBERS = ("mean_accuracy", "all_clients_accuracy", "loss", "mix_mean", "shared_loss", "floats_up")
 
 
-def start_pair(folder: Path, rounds: int) -> list[subprocess.Popen]:
+def start_pair(folder: Path, rounds: int, own=None) -> list[subprocess.Popen]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     words = ["--coordinator", address, "--num-processes", "2", "--rounds", str(rounds)]
-    return [start(folder, *words, "--process-id", str(index)) for index in range(2)]
+    each = [["--process-id", str(index), *more] for index, more in enumerate(own or ([], []))]
+    return [start(folder, *words, *more) for more in each]
 
 
 def finish(*processes: subprocess.Popen) -> None:
@@ -58,19 +58,29 @@ def test_two_processes_agree_with_one_and_one_goes_on_from_them(tmp_path, alone)
 
 
 @pytest.mark.faults
-def test_a_killed_process_ends_the_run_which_then_goes_on(tmp_path, alone):
+def test_processes_that_were_started_differently_are_refused(tmp_path):
+    for process in start_pair(tmp_path / "two", 3, (["--seed", "1"], ["--seed", "2"])):
+        code, out, err = end(process, 180)
+        assert code == 2 and "started with different seed, data" in err and not rows(tmp_path), (
+            out + err
+        )
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_killed_process_ends_the_run_which_then_goes_on(lost, tmp_path, alone):
     run = tmp_path / "two"
     processes = start_pair(run, 100_000)
     deadline = time.monotonic() + 120
     while not list(run.glob("checkpoints/round-*.json")):
         assert time.monotonic() < deadline and processes[0].poll() is None
         time.sleep(0.1)
-    processes[1].send_signal(signal.SIGKILL)
+    processes[lost].send_signal(signal.SIGKILL)
     killed = time.monotonic()
-    code, out, err = end(processes[0], 60)
-    assert code not in (0, 2) and re.search("another (process|task)", out + err), out + err
-    assert time.monotonic() - killed < 60
-    end(processes[1])
+    code, out, err = end(processes[1 - lost], 60)
+    assert code == 1 and "error: another process of this run is gone" in err, out + err
+    assert time.monotonic() - killed < 60 and "stack trace" not in err and len(err) < 500, err
+    end(processes[lost])
     done = max(int(path.stem[6:]) for path in run.glob("checkpoints/round-*.json"))
     finish(*start_pair(run, max(done + 1, ROUNDS)))
     assert_same(rows(run)[: ROUNDS - 1], alone[: ROUNDS - 1])

@@ -2,9 +2,11 @@
 `--architectures tiny`; and functions that start it in a process of its own."""
 
 import contextlib
+import io
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ import flax.linen as nn
 import pytest
 
 from pfedafm_jax import plots
+from pfedafm_jax.cli import guarded
 from pfedafm_jax.commands import run as command
 from pfedafm_jax.models import linear, register_extractor
 
@@ -55,6 +58,29 @@ def run_here(folder: Path, *arguments: str) -> int:
         return command.main([*SETTINGS, "--run-dir", str(folder), *arguments])
 
 
+def run_and_leave(folder: Path, arguments: Sequence[str], calls: int = 0) -> None:
+    """`run_here` as a process of its own; SIGKILL at the file operation of this number, if any."""
+    sys.stdout = sys.stderr = io.StringIO()
+    left = [calls]
+
+    def deadly(operation):
+        def call(*words, **options):
+            left[0] -= 1
+            if left[0] == 0 and calls % 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            done = operation(*words, **options)
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return done
+
+        return call
+
+    for name in ("replace", "rename", "fsync", "unlink", "rmdir", "mkdir", "pwrite", "truncate"):
+        setattr(os, name, deadly(getattr(os, name)))
+    sys.argv = ["run.py"]
+    guarded(lambda words: run_here(folder, *arguments))
+
+
 def end(process: subprocess.Popen, timeout: float = 900) -> tuple[int, str, str]:
     """(exit code, output, errors) once it has ended."""
     out, err = process.communicate(timeout=timeout)
@@ -73,5 +99,6 @@ if __name__ == "__main__":
     register_extractor("tiny", Tiny())
     script = str(ROOT / "experiments" / "run.py")
     sys.argv = [script, *SETTINGS, *sys.argv[1:]]
-    print("everything is imported", flush=True)
+    with contextlib.suppress(OSError):
+        print("everything is imported", flush=True)
     runpy.run_path(script, run_name="__main__")

@@ -9,6 +9,7 @@ from PIL import Image, ImageOps
 
 from pfedafm_jax.data.cifar import Arrays
 from pfedafm_jax.errors import PfedafmError, naming
+from pfedafm_jax.files import reading
 
 FOLDER, NPZ, TFDS = "folder", "npz", "tfds"  # what stands before the colon in a dataset's name
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -34,12 +35,10 @@ class Found(NamedTuple):
 
 def read_npz(path: Path) -> Found:
     """`images` and `labels`, and, where there are any, `test_images` and `test_labels`."""
-    with naming(f"{str(path)!r} cannot be read as a .npz file, which numpy.savez writes"):
-        if path.exists() and not path.is_file():  # a pipe may have no end
-            raise ValueError("not a regular file")
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            names = list(archive.files)
-            content = {name: np.atleast_1d(archive[name]) for name in {*names} & {*sum(KEYS, ())}}
+    what = naming(f"{str(path)!r} cannot be read as a .npz file, which numpy.savez writes")
+    with what, reading(path) as file, np.load(file, allow_pickle=False) as archive:
+        names = list(archive.files)
+        content = {name: np.atleast_1d(archive[name]) for name in {*names} & {*sum(KEYS, ())}}
     keys = next((keys for keys in KEYS if set(keys[:2]) <= set(content)), None)
     if keys is None or (keys[2] in content) != (keys[3] in content):
         raise PfedafmError(
@@ -108,7 +107,8 @@ def _images_of(folder: Path) -> list[Path]:
 
 
 def opened(path: Path) -> Image.Image:
-    with naming(f"{path} is not a readable image"), Image.open(path, formats=FORMATS) as image:
+    what = naming(f"{path} is not a readable image")
+    with what, reading(path) as file, Image.open(file, formats=FORMATS) as image:
         if _deep(image):
             found = f"{path} has more than 8 bits a channel ({image.mode})"
             raise PfedafmError(f"{found}; accepted: 8-bit images")

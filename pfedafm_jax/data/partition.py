@@ -8,7 +8,7 @@ import numpy as np
 
 from pfedafm_jax.data.shares import apportion, dirichlet_counts, draw_classes, pathological_counts
 from pfedafm_jax.errors import PfedafmError, naming
-from pfedafm_jax.files import write_atomically
+from pfedafm_jax.files import reading, write_atomically
 from pfedafm_jax.settings import bad
 
 KINDS = ("pathological", "dirichlet")
@@ -59,7 +59,7 @@ class Partition:
         parts, damaged = {}, f"{path} is a damaged partition file"
         with (
             naming(f"{path} cannot be read as a partition file"),
-            open(path, "rb") as file,
+            reading(path) as file,
             np.load(file, allow_pickle=False) as content,
         ):
             read = {f.name: (content[f.name], content[f"{f.name}_sizes"]) for f in fields(cls)}

@@ -8,6 +8,7 @@ from PIL import Image
 
 from pfedafm_jax.data.folders import SUFFIXES, opened
 from pfedafm_jax.errors import PfedafmError, naming
+from pfedafm_jax.files import reading
 from pfedafm_jax.settings import bad
 
 Pictures = np.ndarray | str | Path | Sequence[str | Path]
@@ -42,7 +43,7 @@ def read_pictures(
 
 
 def _loaded(path: Path) -> np.ndarray:
-    with naming(f"{str(path)!r} cannot be read as a file of arrays"), open(path, "rb") as file:
+    with naming(f"{str(path)!r} cannot be read as a file of arrays"), reading(path) as file:
         found = np.load(file, allow_pickle=False)
         if isinstance(found, np.ndarray):
             return found

@@ -61,7 +61,6 @@ def join(coordinator: str, num_processes: int | None = None, process_id: int | N
         options = {"coordinator_address": coordinator, "process_id": process_id}
         options["num_processes"] = num_processes
     jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
-    _catch_abort()
     try:
         jax.distributed.initialize(
             **options,
@@ -75,18 +74,20 @@ def join(coordinator: str, num_processes: int | None = None, process_id: int | N
             f"them within {MEETING_SECONDS} s with the same --coordinator and --num-processes, "
             "each with its own --process-id"
         ) from None
+    _catch_abort()
 
 
 def _catch_abort() -> None:
     """Where the process that the others meet at is gone, a thread of the runtime prints its stack
     and aborts; that becomes our error. What C++ prints is shown where it aborts for another
     reason."""
-    printed, errors = tempfile.TemporaryFile(), os.fdopen(os.dup(2), "w", 1, errors="replace")
-    os.dup2(printed.fileno(), 2)
-    sys.stderr = errors
+    printed, name = tempfile.mkstemp()
+    os.unlink(name)
+    sys.stderr = errors = os.fdopen(os.dup(2), "w", 1, errors="replace")
+    os.dup2(printed, 2)
 
     def aborted(number: int) -> None:
-        text = os.pread(printed.fileno(), 2**20, 0).decode(errors="replace")
+        text = os.pread(printed, 2**20, 0).decode(errors="replace")
         lost = "JAX distributed service detected fatal errors" in text
         if lost:
             time.sleep(1)  # mostly the main thread finds out by itself, and why
