@@ -26,6 +26,8 @@ class Picture(Figure):
     def draw(self, renderer: Any) -> None:
         for text in self.findobj(Text):
             text.set_parse_math(False)  # pyright: ignore[reportAttributeAccessIssue]
+            # A path may hold bytes that are no text; a font cannot draw them.
+            text.set_text(text.get_text().encode("utf-8", "backslashreplace").decode())
         super().draw(renderer)
 
     def _repr_png_(self) -> bytes:

@@ -4,6 +4,7 @@ from html import escape
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 from by_hand import record, run_by_hand
 
@@ -162,3 +163,9 @@ def test_a_picture_that_cannot_be_drawn_costs_one_line(tmp_path, monkeypatch):
     paths = plots.draw_all(run, np.ones((10, 10), int), tmp_path, lines.append)
     assert [path.name for path in paths] == ["accuracy.png", "split.png"]
     assert lines == ["warning: clients.png could not be drawn (ValueError: no ink)"]
+
+
+def test_a_title_that_is_no_text_is_drawn(tmp_path):
+    rounds = pd.DataFrame({"round": [1], "mean_accuracy": [0.5], "all_clients_accuracy": [None]})
+    figure = plots.accuracy_by_round(rounds, title="\udcff $x [a]")
+    assert plots.save(figure, tmp_path / "a.png").stat().st_size > 1000
