@@ -49,16 +49,15 @@ def joined(run: TrainedRun, visits: int, data_dir: str | None) -> np.ndarray:
 
 
 def picture(found: dict[str, dict]) -> "plots.Figure":
-    """Mean over the newcomers after each visit, and one deviation either way."""
+    """Mean over the newcomers after each visit."""
     figure, axes = figures.plain_figure()
     for name, one in found.items():
         rows = 100 * np.array(one["accuracies"])
-        mean, spread, x = rows.mean(axis=0), rows.std(axis=0), np.arange(rows.shape[1])
         colour = figures.method_colour(name)
-        axes.plot(x, mean, "o-", color=colour, markersize=3, label=one["title"])
-        axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.1, linewidth=0)
+        axes.plot(rows.mean(axis=0), "o-", color=colour, markersize=3, label=one["title"])
     axes.set_xlabel("visits of the newcomer")
     axes.set_ylabel("newcomers' test accuracy, %")
+    axes.set_ylim(0, 100)
     figures.whole_numbers(axes.xaxis)
     figures.legend_below(figure)
     return figure
@@ -87,7 +86,7 @@ def main(argv: list[str]) -> int:
         scores = 100 * np.array(one["accuracies"])
         cells = [f"{scores[:, v].mean():.2f} ± {scores[:, v].std(ddof=1):.2f}" for v in shown]
         rows.append([one["title"], *cells])
-    table = markdown(["method", *(f"{v} visits" for v in shown)], rows)
+    table = markdown(["method", *(f"{v} visit{'s' * (v != 1)}" for v in shown)], rows)
     write_atomically(asked.out.with_suffix(".json"), json.dumps(found, indent=1) + "\n")
     write_atomically(asked.out.with_suffix(".md"), table + "\n")
     console.print(table)
