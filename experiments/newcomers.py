@@ -11,6 +11,7 @@ import argparse
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from pfedafm_jax import PfedafmError, TrainedRun, cli, figures, load_data, load_run, plots
@@ -77,7 +78,8 @@ def main(argv: list[str]) -> int:
     for folder in asked.runs:
         run = load_run(folder, console.print)
         rows = joined(run, asked.visits, asked.data_dir)
-        title = f"{type(run.method).title} ({run.round} rounds)"
+        alone = not jax.tree.leaves(run.server)
+        title = f"{type(run.method).title} ({'alone' if alone else f'{run.round} rounds'})"
         about = {"title": title, "command": run.run.about["command"]}
         found[run.config.method] = about | {"accuracies": rows.round(6).tolist()}
     shown = sorted({0, 1, 2, 5, asked.visits} & set(range(asked.visits + 1)))
