@@ -95,7 +95,8 @@ def join(
                     f"rate than {config.rate:g} is needed for this data"
                 )
         found = _accuracies(common, network, state, data)
-        history.append({name.removeprefix("accuracy/"): float(v) for name, v in found.items()})
+        # In the method's own order, which a traced dictionary does not keep.
+        history.append({name: float(found[f"accuracy/{name}"]) for name in run.run.predictions})
         if log is not None:
             log(visit, history[-1])
     joined = {"visits": visits, "num_train": int(data.num_train), "seed": seed}

@@ -84,6 +84,7 @@ def test_a_newcomer_trains_as_a_participant_and_leaves_the_federation_as_it_was(
         log=lambda visit, accuracies: told.append((visit, accuracies)),
     )
     assert [visit for visit, _ in told] == [0, 1, 2] and client.history[2] == told[2][1]
+    assert list(client.history[0]) == client.predictions  # the method's own first
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     # The same by hand: a participant's work in rounds 3 and 4, with the last broadcast.
     method_, network, server = client.method, client.architecture, jax.device_put(opened.server)
