@@ -1,10 +1,13 @@
 """pFedAFM and the methods it is compared with: federated learning with different models, vectorized
 in JAX."""
 
+# ruff: noqa: E402 (what libraries say while they are imported is set before)
+import logging
 import os
 
 # XLA's own lines ("Very slow compile?") would run through the progress bar; its errors are raised.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a cache that is read-only
 
 from pfedafm_jax.compare import compare
 from pfedafm_jax.config import Config, updated

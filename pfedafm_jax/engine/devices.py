@@ -3,7 +3,11 @@
 import contextlib
 import ctypes
 import os
+import sys
+import tempfile
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from threadpoolctl import threadpool_limits
 
+from pfedafm_jax.errors import reason
 from pfedafm_jax.files import default_cache_dir
 from pfedafm_jax.settings import bad
 
@@ -29,8 +34,23 @@ def setup_devices(count: int = 0, cache: bool = True) -> None:
     threadpool_limits(limits=1, user_api="blas")  # LAPACK's own threads fight with several devices
     _keep_memory()
     if cache and not jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
-        jax.config.update("jax_compilation_cache_dir", str(default_cache_dir() / "compiled"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+        _cache(default_cache_dir() / "compiled")
+
+
+def _cache(folder: Path) -> None:
+    """Has JAX keep compiled programs there; a folder that cannot be written costs one line."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(4096))
+    except OSError as error:
+        words = f"warning: compiled programs are not kept, {folder} cannot be written"
+        print(f"{words} ({reason(error)})", file=sys.stderr, flush=True)
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    # It may fill up or go later, which costs time only.
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
 
 
 def _keep_memory() -> None:
