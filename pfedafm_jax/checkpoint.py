@@ -235,6 +235,8 @@ class Checkpoints:
         if self._index == 0:
             self._manifest_path(number).unlink(missing_ok=True)
             files.remove(folder)  # what a save that was cut off, or a damaged checkpoint, left
+            for left in (*self.folder.glob(".*.tmp"), *self.folder.glob(".space.*")):
+                left.unlink(missing_ok=True)
         try:
             files.reserve(
                 self.folder, num_bytes + sum(leaf.nbytes for leaf in jax.tree.leaves(run))

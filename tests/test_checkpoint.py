@@ -162,6 +162,8 @@ def test_what_a_save_that_was_cut_off_left_is_ignored_and_goes(tmp_path):
     save(checkpoints, store, 1)
     shutil.copytree(tmp_path / "round-000001", tmp_path / "round-000002")
     shutil.copytree(tmp_path / "round-000001", tmp_path / "round-000003.orbax-checkpoint-tmp")
+    for name in (".round-000002.json.0.tmp", ".space.1"):
+        (tmp_path / name).write_bytes(b"half")
     assert_holds(tmp_path, store, 1)
     store, checkpoints = make_store(), Checkpoints(tmp_path)
     checkpoints.load(state_of(store))
