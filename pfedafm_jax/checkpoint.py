@@ -96,18 +96,24 @@ class Checkpoints:
         Returns:
             What was saved, with a state as the run had it; None where there is no checkpoint yet.
         """
+        manifest = self.newest()
+        if manifest is None:
+            return None
+        self._last = manifest["round"]
+        self._versions = {n: m for n, m in self.manifests().items() if n <= self._last}
+        return self._read(manifest, state)
+
+    def newest(self) -> Manifest | None:
+        """The newest manifest whose files are all as they were written; others are named."""
         rounds = self._rounds()
         for number in rounds:
             try:
                 manifest = files.read_manifest(self._manifest_path(number))
                 self.verify(manifest)
+                return manifest
             except (OSError, ValueError) as error:
                 name = f"{self.folder.name}/{name_of(number)}"
                 self.log(f"warning: checkpoint {name} is skipped: {error}")
-                continue
-            self._versions = {n: m for n, m in self.manifests().items() if n <= number}
-            self._last = number
-            return self._read(manifest, state)
         if rounds:
             words = "can be used, all are damaged"
             raise PfedafmError(f"no checkpoint in {self.folder} {words}; {START_OVER}")

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from pfedafm_jax.errors import START_OVER, PfedafmError, disk_is_full
-from pfedafm_jax.files import read_bytes
+from pfedafm_jax.files import read_bytes, reading
 
 Tree = Any
 Leaves = dict[str, np.ndarray]  # by their path, `header.kernel`
@@ -83,7 +83,7 @@ def part_of(name: str) -> int | None:
 
 def digest_of(path: Path, flush: bool = False) -> str:
     """The sha256 of a file, which is on disk for good if `flush`."""
-    with open(path, "rb") as file:
+    with reading(path) as file:
         if flush:
             os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -186,7 +186,8 @@ def read_clients(folder: Path, only: int | None = None) -> Iterator[tuple[int, n
         The group, its clients (int `[rows]`, -1 fills the rows of a process with fewer than
         another), and their states by path, `[rows, …]`.
     """
-    for block in sorted((folder / "clients").glob("*"), key=lambda path: int(path.name)):
+    blocks = [path for path in (folder / "clients").glob("*") if path.name.isdigit()]
+    for block in sorted(blocks, key=lambda path: int(path.name)):
         for group, rows in sorted(read_tree(block, None if only is None else str(only)).items()):
             front = rows["clients"].ndim
             states = {

@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,7 +45,9 @@ def naming(what: str) -> Iterator[None]:
     zipfile, numpy, Pillow and TFDS have no common type for damaged input.
     """
     try:
-        yield
+        with warnings.catch_warnings():  # Pillow's, of pictures that would take all memory
+            warnings.filterwarnings("error", "Image size .* exceeds limit")
+            yield
     except PfedafmError:
         raise
     except Exception as error:

@@ -7,6 +7,7 @@ import subprocess
 import uuid
 from collections.abc import Callable
 from functools import cache
+from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
@@ -30,7 +31,7 @@ def write_atomically(path: Path, content: str | bytes | Callable[[IO[bytes]], ob
         temporary.unlink(missing_ok=True)
 
 
-def reading(path: str | Path) -> IO[bytes]:
+def reading(path: str | Path) -> BufferedReader:
     """A file opened to be read; `OSError` for a pipe or a device too, which may have no end."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))

@@ -5,6 +5,7 @@ An observer is told when a run starts or is resumed, after every round, and at t
 another. In a run over several processes only the first process has observers.
 """
 
+import contextlib
 import importlib
 import json
 import time
@@ -17,7 +18,7 @@ import numpy as np
 
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.files import write_atomically
+from pfedafm_jax.files import read_bytes, write_atomically
 from pfedafm_jax.records import Record, Summary
 from pfedafm_jax.results import Run
 
@@ -251,7 +252,12 @@ class WeightsAndBiases(Observer):
     def _known(self, run_dir: Path) -> dict[str, Any]:
         """What is known of a run: its id and, once it is finished, its rounds."""
         path = run_dir / self.NAME
-        return json.loads(path.read_text()) if path.exists() else {}
+        with contextlib.suppress(
+            OSError, ValueError, RecursionError
+        ):  # a damaged one tells nothing
+            found = json.loads(read_bytes(path))
+            return found if isinstance(found, dict) else {}
+        return {}
 
     def _keep(self, **content: Any) -> None:
         write_atomically(self._path, json.dumps(content) + "\n")

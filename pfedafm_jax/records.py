@@ -291,7 +291,7 @@ class RunFolder:
         self._write_records(records)  # whatever happened to the file meanwhile
         names = ("config.json", "partition.npz", "rounds.jsonl", "clients.npz")
         there = [path for name in names if (path := self.path / name).exists()]
-        files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in there}
+        files = {path.name: hashlib.sha256(read_bytes(path)).hexdigest() for path in there}
         self._write_json("summary.json", {**summary.as_dict(), "files": files})
 
     def _write_records(self, records: Sequence[Record]) -> None:

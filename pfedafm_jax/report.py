@@ -17,7 +17,7 @@ from pfedafm_jax import plots
 from pfedafm_jax.config import Config, bad
 from pfedafm_jax.errors import storage_error
 from pfedafm_jax.figures import legend_below, rendered
-from pfedafm_jax.files import write_atomically
+from pfedafm_jax.files import read_bytes, write_atomically
 from pfedafm_jax.results import NOT_IN_RESULTS, Run, flat, read_runs
 from pfedafm_jax.tables import COLUMNS, cells, human, over_seeds, percent
 
@@ -145,7 +145,7 @@ def _one(number: int, run: Run, published: Published | None) -> dict[str, Any]:
     pictures, failed = _drawn(plots.of_run(run, titled=False))
     split = run.folder / "split.png" if run.folder else None
     if split is not None and split.is_file():
-        pictures["split"] = _source(split.read_bytes())  # the run had its data, a report has not
+        pictures["split"] = _source(read_bytes(split))  # the run had its data, a report has not
     return {
         "run": run,
         "label": f"{number} · {run.folder.resolve().name if run.folder else run.name}",

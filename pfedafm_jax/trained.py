@@ -158,7 +158,7 @@ class TrainedRun:
                 "images' shape; run its command again"
             )
         self.config = updated(Config(), run.config)
-        self._data, self._log = data, log
+        self._data = data
         self.num_clients = self.config.num_clients
         kernels.choose(self.config.kernels, log)
         self._checkpoints = Checkpoints(checkpoint_folder(self.folder), log=log)
@@ -216,20 +216,14 @@ class TrainedRun:
     # ---------------------------------------------------------------------------- parts
 
     def _newest(self) -> dict[str, Any]:
-        manifests = self._checkpoints.manifests()
-        for manifest in manifests.values():
-            try:
-                self._checkpoints.verify(manifest)
-            except (OSError, ValueError) as error:
-                self._log(f"warning: {name_of(manifest['round'])} is skipped: {error}")
-                continue
-            return manifest
-        reason = "all its checkpoints are damaged" if manifests else "it has no checkpoint"
-        raise PfedafmError(
-            f"{str(self.folder)!r} has no weights to use: {reason} in {self._checkpoints.folder} "
-            "(--drop-checkpoints of sweep and reproduce removes them); its command makes them "
-            "again with --fresh"
-        )
+        manifest = self._checkpoints.newest()
+        if manifest is None:
+            raise PfedafmError(
+                f"{str(self.folder)!r} has no weights to use: it has no checkpoint in "
+                f"{self._checkpoints.folder} (--drop-checkpoints of sweep and reproduce removes "
+                "them); its command makes them again with --fresh"
+            )
+        return manifest
 
     def _part(self, number: int) -> Path:
         return self._checkpoints.folder / name_of(number)

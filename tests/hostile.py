@@ -1,6 +1,7 @@
 """Data that no dataset can come from: damaged, endless, far too large, or that would run code."""
 
 import io
+import json
 import os
 import pickle
 import random
@@ -39,7 +40,7 @@ def header(shape, descr="|u1") -> bytes:
 
 def _dataset(draw: random.Random, place: Path) -> tuple[str, Path | None]:
     """(name, data_dir) of a source that no dataset can come from."""
-    file, kind = place / "data.npz", draw.randrange(16)
+    file, kind = place / "data.npz", draw.randrange(18)
     folder = place / "folder"
     labels = header((5,)) + bytes(5)
     if kind == 0:
@@ -85,7 +86,9 @@ def _dataset(draw: random.Random, place: Path) -> tuple[str, Path | None]:
             deep = draw.choice([np.full((8, 8), 300, np.uint16), np.full((8, 8), 2.5, np.float32)])
             Image.fromarray(deep).save(odd.with_suffix(".tif"))
         elif kind == 10:  # declares far more pixels than anybody has
-            wide = struct.pack(">IIBBBBB", draw.choice([60_000, 2**31 - 1]), 60_000, 8, 2, 0, 0, 0)
+            wide = struct.pack(
+                ">IIBBBBB", draw.choice([1_600, 60_000, 2**31 - 1]), 60_000, 8, 2, 0, 0, 0
+            )
             chunks = [(b"IHDR", wide), (b"IDAT", zlib.compress(bytes(10**6))), (b"IEND", b"")]
             pieces = [
                 struct.pack(">I", len(c)) + n + c + struct.pack(">I", zlib.crc32(n + c))
@@ -108,6 +111,19 @@ def _dataset(draw: random.Random, place: Path) -> tuple[str, Path | None]:
             }
             (place / name).write_bytes(pickle.dumps(batch, draw.choice([2, 4])))
         return "cifar10", place
+    if kind == 14:
+        version = place / "cifar10" / "3.0.2"
+        version.mkdir(parents=True)
+        about = {"name": "cifar10", "version": "3.0.2", "fileFormat": "array_record"}
+        (version / "dataset_info.json").write_text(json.dumps(about))
+        os.mkfifo(version / "features.json")
+        return "cifar10", place
+    if kind == 15:
+        if draw.random() < 0.5:
+            os.mkfifo(place / "cifar10.npz")  # in our cache
+        else:
+            (place / "cifar10.npz").symlink_to("/dev/zero")
+        return "cifar10", None
     with tarfile.open(place / CIFAR10.python.file, "w:gz") as tar:
         for name in CIFAR10.python.members:
             member = tarfile.TarInfo(draw.choice([name, f"../{name}", f"/{name}"]))

@@ -181,6 +181,10 @@ def test_wrong_clients_runs_without_weights_and_damaged_ones_are_named(trained, 
     victim = next(p for p in newest.with_suffix("").rglob("*") if p.is_file() and p.stat().st_size)
     victim.write_bytes(b"no longer what it was")
     assert load_run(copy, said.append).round == 1 and "round-000002 is skipped" in said[0]
+    newest.write_text("{")
+    assert load_run(copy, said.append).round == 1 and "round-000002.json is damaged" in said[-2]
+    (newest.with_name("round-000001") / "clients" / ".DS_Store").touch()  # as file managers do
+    assert load_run(copy, said.append).client(0).card["round"] == 1
     subprocess.run(["rm", "-r", copy / "checkpoints"], check=True)
     with pytest.raises(PfedafmError, match="has no weights to use: it has no checkpoint"):
         load_run(copy)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pfedafm_jax.errors import PfedafmError, naming
+from pfedafm_jax.files import read_bytes, reading
 
 IMAGE_SIZE = 32
 IMAGE_BYTES = 3 * IMAGE_SIZE * IMAGE_SIZE
@@ -185,9 +186,9 @@ def read_regular(path: Path) -> bytes:
     """All bytes of a file; a pipe or a device, which may have no end, is refused."""
     with naming(f"{path}: cannot be read"):
         size = path.stat().st_size  # raises where there is nothing
-        if not path.is_file() or size > MAX_BYTES:
-            raise PfedafmError(f"{path}: not a regular file of at most {MAX_BYTES} bytes")
-        return path.read_bytes()
+        if size > MAX_BYTES:
+            raise PfedafmError(f"{path}: over {MAX_BYTES} bytes, which no file of CIFAR has")
+        return read_bytes(path)
 
 
 def read_tar(path: Path, what: str, *choices: tuple[str, ...]) -> dict[str, bytes]:
@@ -197,7 +198,7 @@ def read_tar(path: Path, what: str, *choices: tuple[str, ...]) -> dict[str, byte
     be is said where it is something else.
     """
     whole = f"{path}: not a complete .tar.gz archive; download it again"
-    with naming(whole), tarfile.open(path) as tar:
+    with naming(whole), reading(path) as file, tarfile.open(fileobj=file) as tar:
         members, total, content = {}, 0, {}
         for member in tar:
             members[member.name] = member

@@ -17,7 +17,7 @@ import numpy as np
 from pfedafm_jax.data import npm, tfds
 from pfedafm_jax.data.cifar import HOMEPAGE, Arrays, Cifar, check_sums, read_official
 from pfedafm_jax.errors import PfedafmError, naming
-from pfedafm_jax.files import write_atomically
+from pfedafm_jax.files import read_bytes, reading, write_atomically
 
 Log = Callable[[str], None]
 
@@ -127,7 +127,7 @@ def load(cifar: Cifar, cache_dir: Path, log: Log) -> tuple[Arrays, str] | None:
         return None
     try:
         # Opened here, because numpy leaves a damaged file open.
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+        with reading(path) as file, np.load(file, allow_pickle=False) as archive:
             arrays = Arrays(*(archive[field] for field in Arrays._fields))
         check_sums(cifar, arrays, "the cache")
     except PermissionError:
@@ -141,7 +141,7 @@ def load(cifar: Cifar, cache_dir: Path, log: Log) -> tuple[Arrays, str] | None:
             path.unlink(missing_ok=True)
         return None
     try:  # only a note for people: its loss must not make the data useless
-        source = json.loads((cache_dir / f"{cifar.name}.json").read_text())["source"]
+        source = json.loads(read_bytes(cache_dir / f"{cifar.name}.json"))["source"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         source = "unknown origin"
     return arrays, f"{source} (cached)"

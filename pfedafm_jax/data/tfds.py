@@ -8,6 +8,7 @@ TensorFlow is missing, the message says how to prepare one elsewhere.
 """
 
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -22,6 +23,7 @@ from PIL import Image
 from pfedafm_jax.data.cifar import IMAGE_BYTES, IMAGE_SIZE, Arrays, Cifar, read_tar
 from pfedafm_jax.data.folders import Found, same_shape
 from pfedafm_jax.errors import PfedafmError, naming
+from pfedafm_jax.files import read_bytes, reading
 
 Log = Callable[[str], None]
 REACH_SECONDS = 6.0
@@ -54,9 +56,7 @@ def _version(info: Path) -> tuple[int, ...]:
 def read_cifar(cifar: Cifar, folder: Path) -> Arrays:
     """The four arrays from a prepared folder, back in the official order."""
     with naming(f"{folder}: not a readable TFDS folder"):
-        import tensorflow_datasets as tfds  # slow to import, and needed only here
-
-        builder = tfds.builder_from_directory(folder)
+        builder = _prepared(folder)
         return Arrays(*_split(builder, "train"), *_split(builder, "test"))
 
 
@@ -129,7 +129,7 @@ def read_tfds(
 
         folder = find_prepared(name, root, any_version=True)
         folder = folder or _prepare_any(tfds, name, root, offline, log)
-        builder: Any = tfds.builder_from_directory(folder)
+        builder = _prepared(folder)
         image, label = _keys(builder, folder)
         splits = [split for split in ("train", "test") if split in builder.info.splits]
         if splits[:1] != ["train"]:
@@ -216,6 +216,17 @@ def _check_reachable(url: str, seconds: float = REACH_SECONDS) -> None:
         raise OSError(f"{urlsplit(url).hostname} cannot be reached ({problem[0]})")
 
 
+def _prepared(folder: Path) -> Any:
+    """TFDS's builder of a prepared folder."""
+    import tensorflow_datasets as tfds  # slow to import, and needed only here
+
+    logging.getLogger("absl").setLevel(logging.ERROR)  # it recommends packages
+    for path in (path for path in folder.iterdir() if not path.is_dir()):
+        with naming(f"{path} cannot be read"):
+            reading(path).close()  # TFDS would wait for a pipe
+    return tfds.builder_from_directory(folder)
+
+
 def _examples(builder: Any, split: str) -> Iterator[dict[str, Any]]:
     """The examples of a prepared split, decoded."""
     paths = [Path(str(path)) for path in builder.info.splits[split].filepaths]
@@ -230,7 +241,7 @@ def _examples(builder: Any, split: str) -> Iterator[dict[str, Any]]:
 
 def _tfrecords(path: Path) -> Iterator[bytes]:
     """Records of a file, each between 8 bytes of length, 4 of checksum, and 4 of checksum."""
-    content, offset = path.read_bytes(), 0
+    content, offset = read_bytes(path), 0
     while offset < len(content):
         # The checksums are left alone: all images are held against their official sums afterwards.
         start = offset + 12

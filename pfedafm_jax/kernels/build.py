@@ -18,6 +18,8 @@ from pathlib import Path
 
 import jax
 
+from pfedafm_jax.files import read_bytes
+
 SOURCE = Path(__file__).with_name("native.cc")
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-w", "-fno-math-errno")
 COMPILERS = ("c++", "g++", "clang++")
@@ -101,10 +103,10 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 def _is_whole(folder: Path) -> bool:
     """Whether a library is there, is ours, and has the content that was built."""
     try:
-        library, expected = folder / "native.so", (folder / "sha256").read_text()
+        library, expected = folder / "native.so", read_bytes(folder / "sha256").decode()
         if hasattr(os, "getuid") and library.stat().st_uid not in (os.getuid(), 0):
             return False
-        return hashlib.sha256(library.read_bytes()).hexdigest() == expected
+        return hashlib.sha256(read_bytes(library)).hexdigest() == expected
     except (OSError, UnicodeDecodeError):
         return False
 

@@ -3,6 +3,8 @@ is wrong with it."""
 
 import io
 import os
+import struct
+import zlib
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -160,6 +162,21 @@ def test_files_that_cannot_be_read_are_named(name, tmp_path):
         load_dataset(name.format(tmp_path))
 
 
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("height", [90_000, 180_000])
+def test_pictures_that_would_take_all_memory_are_refused(height, tmp_path, recwarn):
+    for name in ("a/1.png", "b/1.png"):
+        (tmp_path / name).parent.mkdir()
+        Image.new("L", (1, 1)).save(tmp_path / name)
+    pixels = bytearray((tmp_path / "a/1.png").read_bytes())
+    pixels[16:24] = struct.pack(">II", 1000, height)
+    pixels[29:33] = struct.pack(">I", zlib.crc32(pixels[12:29]))
+    (tmp_path / "a/1.png").write_bytes(pixels)
+    with pytest.raises(PfedafmError, match=f"a/1.png is not .*{height}000 pixels.* exceeds limit"):
+        load_dataset(f"folder:{tmp_path}")
+    assert not recwarn
+
+
 def prepared_tfds(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
     import tensorflow_datasets as tfds
 
@@ -201,6 +218,13 @@ def test_any_dataset_that_tfds_has_prepared(tmp_path):
         load_dataset("tfds:absent", tmp_path, offline=True)
     with pytest.raises(PfedafmError, match="TFDS has no dataset 'absent'"):
         load_dataset("tfds:absent", tmp_path, log=lambda line: None)
+    for name in ("features.json", "shades-test.array_record-00000-of-00001"):
+        pipe = tmp_path / "shades" / "1.0.0" / name
+        pipe.unlink()
+        os.mkfifo(pipe)  # which TFDS would wait for
+        with pytest.raises(PfedafmError, match=f"{name} cannot be read .*not a regular file"):
+            load_dataset("tfds:shades", tmp_path)
+        pipe.unlink()
 
 
 def test_own_arrays_grey_of_any_size():
