@@ -1,6 +1,7 @@
 """What the commands share: their options and settings from the command line, and how they end."""
 
 import argparse
+import errno
 import os
 import re
 import shlex
@@ -67,8 +68,8 @@ def guarded(main: Callable[[list[str]], int]) -> NoReturn:
     except PfedafmError as error:
         stopped = isinstance(error, Interrupted)
         message, code = f"{'' if stopped else 'error: '}{error}", error.exit_code
-    except OSError as error:  # a disk that is full, or gone, outside the rounds
-        message, code = f"error: {error}", 1
+    except OSError as error:  # a disk that is full, or gone, outside the rounds; a name too long
+        message, code = f"error: {error}", 2 if error.errno == errno.ENAMETOOLONG else 1
     except MemoryError as error:
         message, code = f"error: not enough memory on this machine ({error})", 1
     except KeyboardInterrupt:

@@ -16,8 +16,9 @@ def write_atomically(path: Path, content: str | bytes | Callable[[IO[bytes]], ob
     """Makes `path` hold this, or what a function writes into the open file that it is given; on any
     failure `path` is as before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, because a rename is atomic only within one file system.
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    # In the same folder, because a rename is atomic only within one file system; and short, because
+    # the name itself may be as long as names can be.
+    temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "xb") as file:
             if callable(content):

@@ -254,6 +254,7 @@ def test_command_lines_end_as_they_should(tmp_path, told, monkeypatch, capfd):
         err = capfd.readouterr().err
         assert code in (0, 1, 2, 130, 143, "accepted"), (code, words)
         assert code not in (1, 2) or (err.strip() and "Traceback" not in err), (code, words, err)
+        assert code != 1 or (err.startswith("error: ") and err.count("\n") == 1), (words, err)
         if code == 2:
             assert sorted(tmp_path.rglob("*")) == before, (number, words, err)
         seen[code] += 1

@@ -1,15 +1,17 @@
 """The command itself, as a user runs it, on generated data with a tiny network; and its words."""
 
 import json
+import sys
 from operator import attrgetter
 
 import numpy as np
 import pytest
 import tiny_command
 
-from pfedafm_jax import cli, flags
+from pfedafm_jax import __main__, cli, flags
 from pfedafm_jax.config import Config
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.files import write_atomically
 from pfedafm_jax.settings import settings_of
 
 WORDS = ("--config", "hetero_cifar10", "--rounds", "3", "--eval-every", "2")
@@ -157,3 +159,12 @@ def test_bad_input_is_refused_with_one_message_and_nothing_written(
         cli.parse(arguments, "run", "")
     assert said in str(caught.value) and caught.value.exit_code == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_names_may_be_as_long_as_names_can_be_and_no_longer(tmp_path, monkeypatch, capsys):
+    write_atomically(tmp_path / ("x" * 255), "whole")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["whole"]
+    monkeypatch.setattr(sys, "argv", ["pfedafm", "report", "x" * 256])
+    with pytest.raises(SystemExit, match="2"):
+        __main__.main()
+    assert capsys.readouterr().err.startswith("error: [Errno 36] File name too long: 'xxx")

@@ -6,6 +6,7 @@ faults`.
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -139,6 +140,24 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+def fill(place: Path) -> None:
+    with pytest.raises(OSError), (place / "filled").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", ["XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR"])
+def test_a_full_cache_folder_costs_one_line(small_disk, tmp_path, name):
+    fill(small_disk[0])
+    there = ["env", f"{name}={small_disk[0]}"]
+    code, out, err = end(command(tmp_path / "run", "--rounds", "2", before=there))
+    assert code == 0 and err.count("\n") == 1, err
+    assert "compiled programs are not kept" in err and "(No space left on device)" in err
+    native = " ".join(out.partition("\nkernels ")[2].split()[:1])
+    assert native == ("xla" if name == "XDG_CACHE_HOME" else "native") or not shutil.which("c++")
+
+
 @pytest.mark.faults
 def test_a_full_disk_is_told_and_the_run_resumes_when_there_is_space(small_disk, tmp_path):
     place, enlarge = small_disk
@@ -160,9 +179,7 @@ def test_states_that_do_not_fit_on_disk_are_told_and_the_run_resumes_elsewhere(
     small_disk, tmp_path
 ):
     place, _ = small_disk
-    with pytest.raises(OSError), (place / "filled").open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
+    fill(place)
     os.truncate(place / "filled", (place / "filled").stat().st_size - 4096)  # tempfile tries it
     words = "--rounds", "5", "--store", "disk"
     there = ["env", f"TMPDIR={place}"]

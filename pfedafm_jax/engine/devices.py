@@ -33,12 +33,17 @@ def setup_devices(count: int = 0, cache: bool = True) -> None:
         jax.config.update("jax_num_cpu_devices", count or os.cpu_count() or 1)
     threadpool_limits(limits=1, user_api="blas")  # LAPACK's own threads fight with several devices
     _keep_memory()
-    if cache and not jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
-        _cache(default_cache_dir() / "compiled")
+    if cache:
+        _cache(jax.config.jax_compilation_cache_dir)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _cache(folder: Path) -> None:
-    """Has JAX keep compiled programs there; a folder that cannot be written costs one line."""
+def _cache(chosen: str | None) -> None:
+    """Has JAX keep compiled programs; a folder that cannot be written costs one line."""
+    # It may fill up or go later, which costs time only.
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
+    if chosen and "://" in chosen:
+        return
+    folder = Path(chosen or default_cache_dir() / "compiled")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -46,11 +51,10 @@ def _cache(folder: Path) -> None:
     except OSError as error:
         words = f"warning: compiled programs are not kept, {folder} cannot be written"
         print(f"{words} ({reason(error)})", file=sys.stderr, flush=True)
-        return
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-    # It may fill up or go later, which costs time only.
-    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
+        return jax.config.update("jax_compilation_cache_dir", None)
+    if not chosen:
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 def _keep_memory() -> None:

@@ -6,6 +6,7 @@ processes that build at the same time do not harm each other. Nothing is downloa
 """
 
 import ctypes
+import errno
 import hashlib
 import os
 import platform
@@ -23,6 +24,7 @@ from pfedafm_jax.files import read_bytes
 SOURCE = Path(__file__).with_name("native.cc")
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-w", "-fno-math-errno")
 COMPILERS = ("c++", "g++", "clang++")
+FULL = os.strerror(errno.ENOSPC)
 TIME_LIMIT = 300  # seconds; five is usual
 
 
@@ -121,8 +123,10 @@ def _build(command: list[str], folder: Path) -> None:
             include = f"-I{jax.ffi.include_dir()}"
             result = _run([*command, include, str(SOURCE), "-o", str(library)])
             if result.returncode != 0 or not library.is_file():
-                said = next((line for line in result.stderr.splitlines() if "error" in line), "")
-                raise Unavailable(f"{command[0]} failed ({said.strip() or 'it said nothing'})")
+                lines = [line for line in result.stderr.splitlines() if "error" in line]
+                lines = [line for line in result.stderr.splitlines() if FULL in line] + lines
+                said = f"({(lines or ['it said nothing'])[0].strip()})"
+                raise Unavailable(f"{command[0]} failed in {folder.parent} {said}")
             (place / "sha256").write_text(hashlib.sha256(library.read_bytes()).hexdigest())
             _put(place, folder)
     except OSError as error:
