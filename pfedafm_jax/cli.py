@@ -17,13 +17,14 @@ from rich.table import Table
 from pfedafm_jax.config import CONFIGS, Config, config_names
 from pfedafm_jax.data.dataset import check_name
 from pfedafm_jax.engine import join, setup_devices
-from pfedafm_jax.errors import Interrupted, PfedafmError
+from pfedafm_jax.errors import Interrupted, PfedafmError, reason
 from pfedafm_jax.flags import Parser, given, print_help, spelled
 from pfedafm_jax.observers import Observer, TensorBoard, WeightsAndBiases
 from pfedafm_jax.plugins import load_plugin
 from pfedafm_jax.presets import paper_scale, with_preset
 from pfedafm_jax.progress import clean, console
 from pfedafm_jax.settings import bad
+from pfedafm_jax.signals import explain_aborts
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ def guarded(main: Callable[[list[str]], int]) -> NoReturn:
 
     A `PfedafmError` becomes one message and its exit code, an interruption the conventional 130.
     """
+    explain_aborts()
     try:
         code = main(sys.argv[1:])
         print(end="", flush=True)
@@ -70,8 +72,10 @@ def guarded(main: Callable[[list[str]], int]) -> NoReturn:
         message, code = f"{'' if stopped else 'error: '}{error}", error.exit_code
     except OSError as error:  # a disk that is full, or gone, outside the rounds; a name too long
         message, code = f"error: {error}", 2 if error.errno == errno.ENAMETOOLONG else 1
-    except MemoryError as error:
-        message, code = f"error: not enough memory on this machine ({error})", 1
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        message, code = f"error: not enough memory on this machine ({reason(error)})", 1
     except KeyboardInterrupt:
         message, code = "\ninterrupted", 130
     print(clean(message), file=sys.stderr, flush=True)

@@ -1,6 +1,7 @@
 """The one exception type for everything a user can cause and mend."""
 
 import errno
+import os
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -57,13 +58,15 @@ def naming(what: str) -> Iterator[None]:
 
 def disk_is_full(error: BaseException | None) -> bool:
     """Whether an error, or one that it came from, says that there is no space (or quota) left."""
-    words = ("No space left", "quota exceeded", "File too large")
-    seen: set[int] = set()
+    return _says(error, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _says(error: BaseException | None, *numbers: int) -> bool:
+    """Whether an error, or one that it came from, has one of these numbers or speaks of it."""
+    words, seen = [os.strerror(number) for number in numbers], set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return True
-        if any(word in str(error) for word in words):
+        if getattr(error, "errno", None) in numbers or any(word in str(error) for word in words):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -77,8 +80,11 @@ def storage_error(what: str, folder: Path, error: BaseException) -> StorageError
         free = f"{shutil.disk_usage(folder).free / 1e6:.1f} MB free"
     except OSError:
         free = "full"
+    why = f"no space left on the disk of {folder} ({free})"
+    mend = "Free some, for example the checkpoints of finished runs"
+    if _says(error, errno.EFBIG):
+        why, mend = "files may not grow so large here", "Raise the limit (ulimit -f)"
     return StorageError(
-        f"{what} could not be written: no space left on the disk of {folder} ({free}). Free some, "
-        "for example the checkpoints of finished runs, then start the same command again: it "
+        f"{what} could not be written: {why}. {mend}, then start the same command again: it "
         "resumes from the last checkpoint"
     )

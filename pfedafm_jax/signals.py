@@ -2,16 +2,22 @@
 once."""
 
 import contextlib
+import ctypes
+import faulthandler
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
     NAMES[signal.SIGHUP] = "SIGHUP"
+
+
+_handlers: list[Any] = []  # C knows them by their address only
 
 
 class Signals:
@@ -66,6 +72,21 @@ class Signals:
             words = f"\n{name}: finishing this round and saving; once more leaves at once"
             print(words, file=sys.stderr, flush=True)
         os.close(read)
+
+
+def explain_aborts() -> None:
+    """C++ libraries abort where memory or threads run out; we then say so, and end as ever."""
+    if faulthandler.is_enabled() or os.name != "posix":
+        return
+
+    def aborted(number: int) -> None:
+        os.write(
+            2, b"error: not enough memory on this machine, or a library failed as it says above\n"
+        )
+        os._exit(1)
+
+    _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted))
+    ctypes.CDLL(None).signal(signal.SIGABRT, _handlers[-1])
 
 
 def _noted(number: int, frame: FrameType | None) -> None:

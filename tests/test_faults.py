@@ -196,7 +196,17 @@ def test_files_that_may_not_grow_are_told(tmp_path):
     limited = ["bash", "-c", 'ulimit -f 6; exec "$@"', "bash"]  # kilobytes
     words = "--rounds", "400", "--checkpoint-every", "0"
     code, _, err = end(command(tmp_path / "run", *words, before=limited))
-    assert code == 1 and "no space left" in err and "Traceback" not in err, (code, err)
+    assert code == 1 and "ulimit -f" in err and len(err.splitlines()) == 1, (code, err)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("megabytes", [1700, 1900, 2200])
+def test_too_little_memory_is_told(tmp_path, megabytes):
+    limited = ["bash", "-c", f'ulimit -v {1000 * megabytes}; exec "$@"', "bash"]
+    words = "--rounds", "2", "--synthetic-samples", str(100_000 if megabytes > 2000 else 240)
+    code, _, err = end(command(tmp_path / "run", *words, before=limited))
+    assert code in (0, 1) and "Traceback" not in err, err
+    assert code == 0 or "error: not enough memory" in err.splitlines()[-1], err
 
 
 @pytest.mark.faults

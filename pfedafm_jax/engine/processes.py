@@ -164,6 +164,7 @@ class Processes:
 def lost_process(error: BaseException) -> LostProcess | None:
     """What to tell where an error of the runtime means that another process is gone."""
     reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    if "Gloo" not in reason and not isinstance(error, jax.errors.JaxRuntimeError):
+    lost = "Gloo" in reason or isinstance(error, jax.errors.JaxRuntimeError)
+    if not lost or "RESOURCE_EXHAUSTED" in reason:  # the latter: memory
         return None
     return LostProcess(reason)
