@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,12 @@ def guarded(main: Callable[[list[str]], int]) -> NoReturn:
         message, code = f"error: not enough memory on this machine ({reason(error)})", 1
     except KeyboardInterrupt:
         message, code = "\ninterrupted", 130
+    except SystemExit as leaving:
+        *_, last = traceback.extract_tb(leaving.__traceback__)
+        if Path(last.filename).name in ("argparse.py", "cli.py"):  # after --help, or bad words
+            raise
+        where = f"{last.filename}, line {last.lineno}"
+        message, code = f"error: {where}: code of a plugin calls sys.exit({leaving.code!r})", 2
     print(clean(message), file=sys.stderr, flush=True)
     try:
         print(end="", flush=True)

@@ -233,6 +233,14 @@ def test_a_plugin_that_fails_is_named_with_its_line(content, said, tmp_path):
         parse("--plugin", str(path))
 
 
+def test_code_of_a_plugin_that_leaves_is_named(capsys):
+    for code in (0, 3):
+        with pytest.raises(SystemExit, match="2"):
+            cli.guarded(lambda words, code=code: sys.exit(code))
+        said = capsys.readouterr().err
+        assert "test_extending.py, line" in said and f"calls sys.exit({code})" in said
+
+
 def test_methods_that_cannot_be_registered_say_why():
     @dataclasses.dataclass
     class Loose:
