@@ -139,9 +139,15 @@ class Machine:
 
     devices: Annotated[int, Ge(0), Le(4096)] = 0
     """Devices to use; 0: all GPUs, or one per CPU core."""
+    layout: Literal["auto", "loop", "lockstep"] = "auto"
+    """loop: a device trains its clients one after another, one program an architecture; lockstep:
+    all at once, architectures of one family padded to one program; auto: loop on CPU."""
     clients_per_step: Annotated[int, Ge(0), Le(65_536)] = 0
-    """Clients of one architecture trained in one vectorized step; 0: 1 on CPU, all that fall to a
-    device on GPU."""
+    """Clients trained in one vectorized step; 0: one in a loop, in lockstep all of a device's."""
+    backend: Literal["pmap", "shard_map"] = "pmap"
+    """How work is spread over devices; the same bits."""
+    precision: Literal["highest", "tf32", "bfloat16"] = "highest"
+    """Of products on GPUs, in results too: float32 throughout, or faster and rougher."""
     kernels: Literal["auto", "native", "xla"] = "auto"
     """Convolution and SGD on a CPU: native code, built at first use, or XLA's; auto: native where
     it can be built."""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pfedafm_jax.data.augment import normalise
-from pfedafm_jax.training import EVALUATION_BATCH, ClientData, LocalTraining, longest_of
+from pfedafm_jax.training import EVALUATION_BATCH, ClientData, LocalTraining, loop_bound
 
 
 def accuracy(
@@ -29,7 +29,7 @@ def accuracy(
         }
         return {name: correct[name] + hits[name] for name in names}
 
-    blocks = longest_of(training, -(-data.num_test // size))
+    blocks = loop_bound(training, data.num_test, size, data.test.shape[0])
     correct = lax.fori_loop(0, blocks, block, dict.fromkeys(names, jnp.int32(0)))
     total = jnp.maximum(data.num_test, 1).astype(jnp.float32)
     return {name: count.astype(jnp.float32) / total for name, count in correct.items()}

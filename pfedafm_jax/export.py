@@ -23,7 +23,7 @@ from safetensors.numpy import load, save
 from pfedafm_jax import kernels
 from pfedafm_jax.checkpoint_files import by_path, fitted
 from pfedafm_jax.config import Config, updated
-from pfedafm_jax.engine.programs import init_client, init_server
+from pfedafm_jax.engine.compile import init_client, init_server
 from pfedafm_jax.errors import PfedafmError, naming
 from pfedafm_jax.files import read_bytes, write_atomically
 from pfedafm_jax.methods import make_method

@@ -7,7 +7,7 @@ header is FC3.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -63,6 +63,26 @@ class CNN(nn.Module):
         hidden = hidden.reshape(hidden.shape[0], -1)
         hidden = nn.relu(linear(self.fc1, hidden, self.initialisation, "fc1"))
         return nn.relu(linear(self.features, hidden, self.initialisation, "fc2"))
+
+    # A family, see `families.py`.
+
+    @staticmethod
+    def widest(modules: Sequence["CNN"]) -> "CNN":
+        """A network that holds all of these."""
+        conv2, fc1 = (max(getattr(one, name) for one in modules) for name in ("conv2", "fc1"))
+        return modules[0].clone(conv2=conv2, fc1=fc1)
+
+    def unfold(self, params: Params) -> Params:
+        """FC1's inputs, which are pixels times channels, as two axes."""
+        kernel = params["fc1"]["kernel"]
+        kernel = kernel.reshape(-1, self.conv2, kernel.shape[-1])
+        return {**params, "fc1": {**params["fc1"], "kernel": kernel}}
+
+    def fold(self, params: Params) -> Params:
+        """`unfold` undone."""
+        kernel = params["fc1"]["kernel"]
+        kernel = kernel.reshape(-1, kernel.shape[-1])
+        return {**params, "fc1": {**params["fc1"], "kernel": kernel}}
 
 
 class WithLinear(nn.Module):

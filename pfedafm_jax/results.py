@@ -224,11 +224,12 @@ def _records(path: Path, lines: Sequence[bytes], num_clients: int) -> list[Recor
 # -------------------------------------------------------------------------------- labels
 
 NOT_IN_RESULTS = (
-    "rounds", "eval_every", "devices", "clients_per_step", "kernels", "store", "checkpoint_every",
+    "rounds", "eval_every", "devices", "layout", "clients_per_step", "backend", "kernels", "store",
+    "checkpoint_every",
 )  # fmt: skip
 """Settings that may change when a run is resumed: its rounds so far would have been the same.
 
-(Devices, clients per step and kernels within float tolerance; see `docs/determinism.md`.)
+(Devices, layout, clients per step and kernels within float tolerance; see `docs/determinism.md`.)
 """
 
 # Settings that matter only where another one has this value; those of a method matter only to it.

@@ -276,7 +276,14 @@ def _save_or_stop(experiment: Experiment, checkpoints: Checkpoints, signals: Sig
 
 def _agree(experiment: Experiment, mine: Mapping[str, Any], fresh: bool) -> None:
     """Raises where the processes of a run would not do the same."""
-    own = {"devices", "clients_per_step", "kernels", "store"}  # each process's own business
+    own = {
+        "devices",
+        "layout",
+        "clients_per_step",
+        "backend",
+        "kernels",
+        "store",
+    }  # each process's own business
     values = {name: value for name, value in mine["config"].items() if name not in own}
     values["its settings"] = values.pop(experiment.config.method)
     values |= {"data": mine["data"], "split": mine["split"], "fresh": fresh}

@@ -22,7 +22,7 @@ from pfedafm_jax.checkpoint_files import fitted, name_of, read_clients, read_tre
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data.augment import normalise
 from pfedafm_jax.data.pictures import Pictures, read_pictures
-from pfedafm_jax.engine.programs import init_server
+from pfedafm_jax.engine.compile import init_server
 from pfedafm_jax.engine.state import SERVER_KEY, client_start
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import Method, make_method

@@ -63,6 +63,7 @@ class LocalTraining:
     erase: bool = False
     crop: bool = False
     axis: str | None = None  # name of the mapped client axis; None: one client by itself
+    lockstep: bool = False  # loops have the length of the tables, known to the compiler
 
     @property
     def augments(self) -> bool:
@@ -104,12 +105,16 @@ _NUMBERS = ("learning_rate", "momentum", "weight_decay", "clip_norm", "mean", "s
 register(LocalTraining, lambda kind: _NUMBERS)
 
 
-def table_width(sizes: Sequence[int]) -> int:
+def table_width(sizes: Sequence[int], tight: bool = False) -> int:
     """Width of tables of clients' rows: 2, 3, 4, 6, 8, 12, … with room, so that other splits fit.
 
-    >>> table_width([470, 490]), table_width([700, 10])
-    (768, 768)
+    With less room, in steps of 32, where all clients take as many steps as the table is long.
+
+    >>> table_width([470, 490]), table_width([700, 10]), table_width([470, 490], tight=True)
+    (768, 768, 608)
     """
+    if tight:
+        return -(-max(*sizes, 1, round(1.21 * np.mean(sizes))) // 32) * 32
     least = max(*sizes, 1, round(1.4 * np.mean(sizes)))
     power = 2 ** (least - 1).bit_length()
     return power if least > power * 3 // 4 else power * 3 // 4
@@ -172,9 +177,13 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> j
     return mean_over(optax.softmax_cross_entropy_with_integer_labels(logits, labels), weights)
 
 
-def longest_of(training: LocalTraining, value: jax.Array) -> jax.Array:
-    """The largest value among the clients that go in lockstep."""
-    return value if training.axis is None else lax.pmax(value, training.axis)
+def loop_bound(training: LocalTraining, count: jax.Array, size: int, width: int):
+    """Steps of `size` for `count` samples of a table of this width: as many as the longest of the
+    clients that go together needs, or all there is room for, where the compiler must know."""
+    if training.lockstep:
+        return -(-width // size)
+    steps = -(-count // size)
+    return steps if training.axis is None else lax.pmax(steps, training.axis)
 
 
 # ---------------------------------------------------------------------------------------------- SGD
@@ -257,8 +266,8 @@ def train(
     rest = data.num_train % size
     rest_fits = (rest > 0) & (rest <= rest_size) & (rest_size < size)
     full_steps = data.num_train // size + ((rest > 0) & ~rest_fits).astype(jnp.int32)
-    loop_bound = longest_of(training, full_steps)
-    rest_bound = longest_of(training, rest_fits.astype(jnp.int32))
+    full_bound = loop_bound(training, full_steps * size, size, longest)
+    rest_bound = loop_bound(training, rest_fits.astype(jnp.int32), 1, 1)
     optimizer = optimizer or sgd(training)
     state = optimizer.init(params)
 
@@ -286,7 +295,7 @@ def train(
         def last(_, carry):
             return step(epoch_key, order, rest_size, full_steps, rest_fits, carry)
 
-        carry = lax.fori_loop(0, loop_bound, full, carry)
+        carry = lax.fori_loop(0, full_bound, full, carry)
         return lax.fori_loop(0, rest_bound, last, carry) if rest_size < size else carry
 
     carry = params, state, jnp.float32(0)
@@ -309,5 +318,5 @@ def extract_all(
         features = extract(normalise(images, training.mean, training.std))
         return lax.dynamic_update_slice(table, features, (index * size, 0))
 
-    blocks = longest_of(training, -(-data.num_train // size))
+    blocks = loop_bound(training, data.num_train, size, longest)
     return lax.fori_loop(0, blocks, block, jnp.zeros((longest + size, width)))

@@ -11,7 +11,7 @@ import pytest
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition, dataset_from_arrays
 from pfedafm_jax.data.synthetic import make_synthetic
-from pfedafm_jax.engine.programs import compiled
+from pfedafm_jax.engine.compile import compiled
 from pfedafm_jax.files import default_cache_dir
 from pfedafm_jax.kernels import conv_pool
 from pfedafm_jax.models import Convolution, linear, register_extractor

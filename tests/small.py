@@ -44,6 +44,10 @@ class Dense(nn.Module):
         hidden = nn.relu(nn.Dense(self.hidden, name="fc1")(images.reshape(images.shape[0], -1)))
         return nn.relu(nn.Dense(self.features, name="fc2")(hidden))
 
+    @staticmethod
+    def widest(modules):
+        return modules[0].clone(hidden=max(one.hidden for one in modules))
+
 
 register_extractor("dense_a", Dense(hidden=8))
 register_extractor("dense_b", Dense(hidden=5))

@@ -13,7 +13,7 @@ import pytest
 from small import all_moved, same, states
 
 from pfedafm_jax.engine import Devices, build, evaluate, run_round, start
-from pfedafm_jax.engine.programs import TRACED
+from pfedafm_jax.engine.compile import TRACED
 from pfedafm_jax.errors import PfedafmError
 
 

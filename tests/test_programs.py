@@ -9,7 +9,7 @@ from pfedafm_jax import engine, plots
 from pfedafm_jax.commands import sweep
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.engine import build
-from pfedafm_jax.engine.programs import TRACED, compiled
+from pfedafm_jax.engine.compile import TRACED, compiled
 from pfedafm_jax.experiment import Experiment, load_data, split
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.reference import algorithm1

@@ -17,9 +17,8 @@ def problems(draw):
     clients = draw(st.lists(st.integers(0, num_clients - 1), unique=True))
     slots = chunk * draw(st.integers(1, 4))
     groups, work = np.arange(num_clients) % num_groups, np.array(work, float)
-    calls = schedule(
-        clients, groups, work, num_devices=devices, clients_per_step=chunk, slots=slots
-    )
+    sizes = {"clients_per_step": [chunk] * num_groups, "slots": [slots] * num_groups}
+    calls = schedule(clients, groups, work, num_devices=devices, **sizes)
     return clients, groups, work, devices, chunk, slots, calls
 
 
@@ -64,14 +63,14 @@ def test_no_device_waits_longer_than_one_chunk(problem):
     [(8, 4, 4, [[2, 2, 2, 2]]), (7, 1, 3, [[3], [3], [1]])],  # evenly; in several calls
 )
 def test_trips_of_equal_clients(clients, devices, slots, trips):
-    options = {"num_devices": devices, "clients_per_step": 1, "slots": slots}
+    options = {"num_devices": devices, "clients_per_step": [1], "slots": [slots]}
     calls = schedule(range(clients), np.zeros(clients, int), np.ones(clients), **options)
     assert [call.trips.tolist() for call in calls] == trips
 
 
 def test_the_order_of_participants_does_not_matter():
     groups, work = np.arange(9) % 2, np.arange(9.0)
-    options = {"num_devices": 2, "clients_per_step": 2, "slots": 4}
+    options = {"num_devices": 2, "clients_per_step": [2, 2], "slots": [4, 4]}
     one = schedule([3, 1, 8, 5], groups, work, **options)
     other = schedule([8, 5, 3, 1], groups, work, **options)
     for a, b in zip(one, other, strict=True):

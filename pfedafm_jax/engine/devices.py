@@ -6,11 +6,12 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from threadpoolctl import threadpool_limits
@@ -67,20 +68,28 @@ def _keep_memory() -> None:
 
 
 class Devices:
-    """The local devices of a run; `count` 0 takes all of them."""
+    """The local devices of a run; `count` 0 takes all of them.
 
-    def __init__(self, count: int = 0):
-        available = jax.local_devices()
+    Args:
+        count: how many.
+        backend: how functions are spread over them, `pmap` or `shard_map`.
+        devices: these, instead of those of this machine.
+    """
+
+    def __init__(self, count: int = 0, backend: str = "pmap", devices: Sequence[Any] = ()):
+        available = devices or jax.local_devices()
         if count > len(available):
             raise bad("devices", count, f"0 (all) to {len(available)} on this machine")
-        self.devices = available[: count or len(available)]
+        self.devices, self.backend = available[: count or len(available)], backend
         self._mesh = Mesh(np.array(self.devices), (AXIS,))
+        self.everyone = NamedSharding(self._mesh, PartitionSpec())
+        self.rows = NamedSharding(self._mesh, PartitionSpec(AXIS))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Devices) and self.devices == other.devices
+        return isinstance(other, Devices) and hash(self) == hash(other)
 
     def __hash__(self) -> int:
-        return hash(tuple(self.devices))
+        return hash((self.backend, *self.devices))
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -96,23 +105,69 @@ class Devices:
 
     def replicate(self, tree: Tree) -> Tree:
         """The same arrays on every device."""
-        return jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec()))
+        return jax.device_put(tree, self.everyone)
 
     def split(self, tree: Tree) -> Tree:
         """Arrays `[devices, …]`, each device holding its own row."""
-        return jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec(AXIS)))
+        return jax.device_put(tree, self.rows)
 
     def spread(self, function: Callable, in_axes: tuple, out_axes: Any = 0, donate: tuple = ()):
         """`function` on every device: arguments with axis 0 are split, the others given to all."""
-        axes: Any = {"in_axes": in_axes, "out_axes": out_axes}
-        return jax.pmap(function, AXIS, devices=self.devices, donate_argnums=donate, **axes)
+        if self.backend == "pmap":
+            axes: Any = {"in_axes": in_axes, "out_axes": out_axes}
+            return jax.pmap(function, AXIS, devices=self.devices, donate_argnums=donate, **axes)
+
+        def own(*arguments: Tree) -> Tree:
+            pairs = zip(arguments, in_axes, strict=True)
+            rows = [a if axis is None else _first(a) for a, axis in pairs]
+            result = function(*rows)
+            return result if out_axes is None else jax.tree.map(lambda leaf: leaf[None], result)
+
+        specs = tuple(PartitionSpec() if axis is None else PartitionSpec(AXIS) for axis in in_axes)
+        out = PartitionSpec() if out_axes is None else PartitionSpec(AXIS)
+        sharded = jax.shard_map(
+            own, mesh=self._mesh, in_specs=specs, out_specs=out, check_vma=False
+        )
+        return jax.jit(sharded, donate_argnums=donate)
+
+    def lowered(
+        self,
+        function: Callable,
+        shapes: Sequence[Tree],
+        in_axes: tuple,
+        out_axes: Any = 0,
+        donate: tuple = (),
+    ) -> Any:
+        """A spread function traced for arguments of these shapes, ready to be compiled."""
+        if jax.process_count() > 1 and self.backend == "pmap":  # JAX then wants arrays
+            shapes = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+        else:
+            places = (self.everyone if axis is None else self.rows for axis in in_axes)
+            shapes = [_on(tree, place) for tree, place in zip(shapes, places, strict=True)]
+        return self.spread(function, in_axes, out_axes, donate).lower(*shapes)
+
+    def everywhere(self, shapes: Tree) -> Tree:
+        """Shapes of what is on every device."""
+        return _on(shapes, self.everyone)
+
+    def zeros(self, shapes: Tree) -> Tree:
+        """Zeros of these shapes `[devices, …]`, made on the devices."""
+
+        def make() -> Tree:
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+        return jax.jit(make, out_shardings=self.rows)()
 
 
-def lowered(spread: Any, *shapes: Tree) -> Any:
-    """A spread function traced for arguments of these shapes, ready to be compiled."""
-    if jax.process_count() > 1:  # JAX then wants arrays
-        shapes = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-    return spread.lower(*shapes)
+def _first(tree: Tree) -> Tree:
+    return jax.tree.map(lambda leaf: leaf[0], tree)
+
+
+def _on(shapes: Tree, place: NamedSharding) -> Tree:
+    def shape(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+
+    return jax.tree.map(shape, shapes)
 
 
 def sum_over_devices(tree: Tree) -> Tree:

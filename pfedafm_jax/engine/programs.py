@@ -1,15 +1,9 @@
-"""What a run computes with: its data on the devices, and its compiled programs.
+"""What a run computes with: its settings, its data on the devices, and its compiled programs."""
 
-`Programs` holds nothing that a round changes. What is compiled depends on `Form` alone and is kept
-for the process, so that runs of other seeds share it.
-"""
-
-from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,67 +11,23 @@ import numpy as np
 from pfedafm_jax import kernels
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import NORMALISATION, Dataset, Partition
-from pfedafm_jax.engine.devices import Devices, lowered, sum_over_devices
+from pfedafm_jax.engine.compile import Compiled, Form, compiled, shapes_of
+from pfedafm_jax.engine.devices import Devices
 from pfedafm_jax.engine.processes import Processes
-from pfedafm_jax.engine.schedule import slots_per_device
-from pfedafm_jax.engine.visit import (
-    Common,
-    Slots,
-    Stage,
-    Totals,
-    evaluate,
-    over_slots,
-    work,
-    zero_totals,
-)
+from pfedafm_jax.engine.rows import Buffers
+from pfedafm_jax.engine.visit import Common
 from pfedafm_jax.methods import make_method
-from pfedafm_jax.methods.base import Cost, Method, Server, average
+from pfedafm_jax.methods.base import Cost, Method, Server
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.training import table_width
 
 Tree = Any
-TRACED: Counter[str] = Counter()
-"""How often programs were traced, by kind: a second round, or a second seed, must not add to it."""
-KEPT = 8  # forms of a run whose programs are kept
-
-
-class Form(NamedTuple):
-    """All that the compiled programs of a run depend on."""
-
-    method: Any  # the tree structure of the method but for its numbers
-    architectures: tuple[Architecture, ...]
-    num_images: int
-    train_width: int  # longest row of the tables of clients' data
-    test_width: int
-    devices: Devices
-    num_participants: int
-    clients_per_step: int
-    kernels: str  # which form of the kernels is traced
-
-    def slots(self, num_groups: int) -> int:
-        """Slots of one device where participants fall into so many groups."""
-        sizes = self.num_participants, num_groups, len(self.devices), self.clients_per_step
-        return slots_per_device(*sizes)
-
-
-class Compiled(NamedTuple):
-    """Programs of all stages; `train` and `evaluate` have one for each architecture.
-
-    A stage is `(common, totals, states, slots, trips) -> Worked`, all of it `[devices, …]`.
-    """
-
-    train: tuple[Callable, ...]
-    evaluate: tuple[Callable, ...]  # its totals are empty
-    shared: Callable | None  # for clients of all architectures together, if there is such a stage
-    update: Callable | None  # (method, server, [Totals]) -> the next server; None: no uploads
-    sum: Callable | None  # [Totals] of the stages, over the devices
-    zeros: tuple[Totals, ...]  # empty totals of `train` and, if there is one, `shared`
-    numbers: tuple[str, ...]  # names of what is reported for each participant
 
 
 @dataclass(frozen=True, eq=False)
 class Programs:
-    """A run's settings, its data on the devices, and its compiled programs.
+    """A run's settings, its data on the devices, and its compiled programs; nothing that a round
+    changes.
 
     Attributes:
         architectures: those of the clients; `groups[client]` is the number of a client's own, int
@@ -87,6 +37,7 @@ class Programs:
         images, labels, key_data: on every device.
         train_rows, test_rows: rows of the dataset by client, int32 `[clients, width]`, padded with
             zeros.
+        lockstep: whether a device trains all its clients at once, see `compile.py`.
     """
 
     config: Config
@@ -105,7 +56,7 @@ class Programs:
     key_data: jax.Array
     train_rows: np.ndarray
     test_rows: np.ndarray
-    clients_per_step: int
+    lockstep: bool
 
     @property
     def form(self) -> Form:
@@ -118,7 +69,9 @@ class Programs:
             test_width=self.test_rows.shape[1],
             devices=self.devices,
             num_participants=self.config.num_participants,
-            clients_per_step=self.clients_per_step,
+            lockstep=self.lockstep,
+            clients_per_step=self.config.clients_per_step,
+            precision=self.config.precision,
             kernels=str(kernels.form()),
         )
 
@@ -131,6 +84,23 @@ class Programs:
     def compile(self) -> None:
         """Compiles every program; the first round does it where it was not done before."""
         _ = self.compiled
+
+    @property
+    def clients_per_step(self) -> int:
+        """Clients that a device trains at once; of the first kind, where there are several."""
+        return self.form.step(self.form.share(shapes_of(self.form).kinds[0]))
+
+    @cached_property
+    def kinds(self) -> np.ndarray:
+        """The number of the programs that train a client, int `[clients]`."""
+        members = [kind.members for kind in shapes_of(self.form).kinds]
+        of_group = {group: number for number, own in enumerate(members) for group in own}
+        return np.array([of_group[group] for group in self.groups])
+
+    @cached_property
+    def buffers(self) -> Buffers:
+        """States on the devices, in lockstep."""
+        return Buffers(self)
 
     @cached_property
     def numbers(self) -> Method:
@@ -178,18 +148,19 @@ def build(
     config: Config, dataset: Dataset, partition: Partition, devices: Devices | None = None
 ) -> Programs:
     """Binds settings and data; nothing is compiled yet."""
-    devices = devices or Devices(config.devices)
+    devices = devices or Devices(config.devices, config.backend)
     mean, std = dataset.mean, dataset.std
     if config.normalisation == "imagenet":
         mean, std = NORMALISATION["imagenet"]
     num_train = np.array([len(rows) for rows in partition.train])
     about = dataset.image_shape, dataset.num_classes, tuple(mean), tuple(std)
     method = make_method(config, *about, num_train.tolist())
+    lockstep = config.layout == "lockstep" or (config.layout == "auto" and devices.kind != "cpu")
+    if lockstep:  # a short last batch is a step like the others
+        size = method.training.batch_size
+        method = replace(method, training=replace(method.training, rest_size=size, lockstep=True))
     architectures = method.architectures
     key = jax.random.key(config.seed)
-    # One client at a time on CPU, where a core does one product best; on GPU all of a device's.
-    share = -(-config.num_participants // (len(architectures) * len(devices)))
-    automatic = 1 if devices.kind == "cpu" else max(1, share)
     return Programs(
         config=config,
         dataset=dataset,
@@ -205,9 +176,9 @@ def build(
         images=devices.replicate(dataset.images),
         labels=devices.replicate(dataset.labels.astype(np.int32)),
         key_data=devices.replicate(np.asarray(jax.random.key_data(key))),
-        train_rows=_padded(partition.train),
-        test_rows=_padded(partition.test),
-        clients_per_step=config.clients_per_step or automatic,
+        train_rows=_padded(partition.train, lockstep),
+        test_rows=_padded(partition.test, lockstep),
+        lockstep=lockstep,
     )
 
 
@@ -220,114 +191,13 @@ def only_in_a_plain_loop(config: Config) -> list[str]:
     return found
 
 
-def _padded(rows: Sequence[np.ndarray]) -> np.ndarray:
+def _padded(rows: Sequence[np.ndarray], tight: bool) -> np.ndarray:
     """Rows of different lengths as one table."""
-    table = np.zeros((len(rows), table_width([len(row) for row in rows])), np.int32)
+    table = np.zeros((len(rows), table_width([len(row) for row in rows], tight)), np.int32)
     for index, row in enumerate(rows):
         table[index, : len(row)] = row
     return table
 
 
-# ---------------------------------------------------------------------------------------- compiling
-
-
-@partial(jax.jit, static_argnums=2)
-def init_client(method: Method, key: jax.Array, architecture: Architecture) -> Tree:
-    """A client's start as one program: op by op it takes many seconds."""
-    return method.init_client(key, architecture)
-
-
-@jax.jit
-def init_server(method: Method, key: jax.Array) -> Server:
-    """The first broadcast as one program."""
-    return method.init_server(key)
-
-
-@lru_cache(maxsize=KEPT)
-def compiled(form: Form) -> Compiled:
-    """All programs for runs of this form, several compiled at a time."""
-    devices, groups, traced = form.devices, len(form.architectures), []
-    # Numbers of a method are float32 but for the seed, its last.
-    leaves = [_shape(dtype=np.float32)] * (form.method.num_leaves - 1) + [_shape(dtype=np.uint32)]
-    method: Method = jax.tree.unflatten(form.method, leaves)
-    key = jax.random.key(0)
-    server = jax.eval_shape(init_server, method, key)
-    images = _shape(form.num_images, *form.architectures[0].image_shape, dtype=np.uint8)
-    key_data = jax.eval_shape(jax.random.key_data, key)
-    common = Common(method, images, _shape(form.num_images), server, key_data, _shape())
-    train, test = _shape(form.train_width), _shape(form.test_width)
-    slot = Slots(_shape(), train, _shape(), test, _shape(), _shape(dtype=np.float32))
-    starts = [
-        jax.eval_shape(partial(init_client, architecture=architecture), method, key)
-        for architecture in form.architectures
-    ]
-    parts = {name: starts[0][name] for name in method.shared_parts}
-    zeros = [zero_totals(form.architectures[0], common, starts[0], slot)]
-    zeros += [zero_totals(None, common, parts, slot)] if parts else []
-
-    # One program is traced while others are compiled.
-    with ThreadPoolExecutor(max_workers=4) as pool:
-
-        def submit(
-            kind: str, stage: Stage, architecture: Architecture | None, state: Tree, totals: Totals
-        ) -> Future:
-            TRACED[kind] += 1
-            program = over_slots(stage, architecture, form.clients_per_step)
-            donate = (2,) if stage is work else ()  # trained states take the place of the old ones
-            spread = devices.spread(program, in_axes=(None, 0, 0, 0, 0), donate=donate)
-            rows = form.slots(1 if architecture is None else groups)
-            states, slots = _spread(devices, state, rows), _spread(devices, slot, rows)
-            sums, trips = _spread(devices, totals), _spread(devices, _shape())
-            traced.append(lowered(spread, common, sums, states, slots, trips))
-            return pool.submit(traced[-1].compile)
-
-        training, evaluating = [], []
-        for architecture, start in zip(form.architectures, starts, strict=True):
-            training.append(submit("train", work, architecture, start, zeros[0]))
-            evaluating.append(submit("evaluate", evaluate, architecture, start, Totals({}, {})))
-        shared = submit("shared", work, None, parts, zeros[1]) if parts else None
-        update, sum_ = _server_programs(devices, pool, method, server, zeros)
-        return Compiled(
-            tuple(job.result() for job in training),
-            tuple(job.result() for job in evaluating),
-            *(job.result() if job else None for job in (shared, update, sum_)),
-            zeros=tuple(devices.split(_zeros(_spread(devices, totals))) for totals in zeros),
-            numbers=tuple(dict.fromkeys(name for one in traced for name in one.out_info.info)),
-        )
-
-
-def _server_programs(
-    devices: Devices, pool: ThreadPoolExecutor, method: Method, server: Server, totals: list[Totals]
-) -> tuple[Future | None, Future | None]:
-    """The update of the server and the sum over the devices before it, if anything is uploaded."""
-    if not jax.tree.leaves(totals):
-        return None, None
-
-    def update(method: Method, server: Server, totals: list[Totals]) -> Server:
-        TRACED["update"] += 1
-        numerator = {name: part for stage in totals for name, part in stage.numerator.items()}
-        weight = {name: part for stage in totals for name, part in stage.weight.items()}
-        return method.server_update(server, average(server, numerator, weight))
-
-    spread = devices.spread(sum_over_devices, in_axes=(0,), out_axes=None)
-    updated = jax.jit(update).lower(*devices.replicate(_zeros((method, server, totals))))
-    summed = lowered(spread, _spread(devices, totals))
-    return pool.submit(updated.compile), pool.submit(summed.compile)
-
-
 def _number(value: Any) -> np.ndarray:
     return np.asarray(value, np.uint32 if isinstance(value, np.unsignedinteger) else np.float32)
-
-
-def _shape(*shape: int, dtype: Any = np.int32) -> Any:
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-
-def _spread(devices: Devices, tree: Tree, *rows: int) -> Tree:
-    """Shapes with the devices, and so many rows on each, in front."""
-    front = (len(devices), *rows)
-    return jax.tree.map(lambda leaf: _shape(*front, *leaf.shape, dtype=leaf.dtype), tree)
-
-
-def _zeros(tree: Tree) -> Tree:
-    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), tree)

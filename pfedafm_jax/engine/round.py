@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from pfedafm_jax.engine.compile import shapes_of
 from pfedafm_jax.engine.programs import Programs
 from pfedafm_jax.engine.schedule import Call, assign, schedule
 from pfedafm_jax.engine.state import State
@@ -79,8 +80,11 @@ def evaluate(
     pending: list[tuple[Call, dict[str, jax.Array]]] = []
     numbers: Numbers = {client: {} for client in mine}
     for call in _calls(programs, mine, programs.num_test):
-        arguments = _states(programs, state, call), _slots(programs, call, {}), call.trips
+        states = _states(programs, state, call)
+        arguments = states, _slots(programs, call, {}), call.trips
         worked = compiled.evaluate[call.group](common, Totals({}, {}), *arguments)
+        if programs.lockstep:
+            programs.buffers.release(call, states)
         pending.append((call, worked.info))
         if len(pending) > 1:  # memory stays that of two calls, however many clients there are
             _report(*pending.pop(0), numbers)
@@ -107,7 +111,8 @@ def _train(
         The sums that the average is made of; states go to the store, what is reported to `numbers`.
     """
     compiled, common = programs.compiled, programs.common(state.server, t)
-    totals, pending = compiled.zeros[0], []
+    totals = compiled.zeros[0]
+    pending: list[tuple[Call, Tree, Tree]] = []
     for call in _calls(programs, clients, programs.num_train):
         slots = _slots(programs, call, weights)
         states = _states(programs, state, call)
@@ -119,11 +124,24 @@ def _train(
             evaluate, nothing = compiled.evaluate[call.group], Totals({}, {})
             info = {**info, **evaluate(common, nothing, worked.state, slots, call.trips).info}
         pending.append((call, worked.state, info))
-    for call, states, info in pending:
+        # In lockstep a device has two calls at most: the next one's states come while one works.
+        while programs.lockstep and len(pending) > 1:
+            _finish(programs, state, numbers, *pending.pop(0))
+    for done in pending:
+        _finish(programs, state, numbers, *done)
+    return totals
+
+
+def _finish(
+    programs: Programs, state: State, numbers: Numbers, call: Call, states: Tree, info: Tree
+) -> None:
+    """Stores what a call's clients have become and reported."""
+    if programs.lockstep:
+        programs.buffers.save(call, states, state.store)
+    else:
         rows = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), states)
         state.store.write(call.group, call.clients.reshape(-1), rows)
-        _report(call, info, numbers)
-    return totals
+    _report(call, info, numbers)
 
 
 def _train_shared(
@@ -160,21 +178,24 @@ def _calls(
     programs: Programs, clients: list[int], samples: np.ndarray, together: bool = False
 ) -> list[Call]:
     """Calls for these clients, or as one group, balanced by samples times cost of a model."""
-    num_groups = 1 if together else len(programs.architectures)
+    form = programs.form
+    shares = [1.0] if together else [form.share(kind) for kind in shapes_of(form).kinds]
     macs = float(programs.method.shared.macs) if together else programs.macs
     return schedule(
         clients,
-        np.zeros_like(programs.groups) if together else programs.groups,
+        np.zeros_like(programs.groups) if together else programs.kinds,
         samples * macs,
         num_devices=len(programs.devices),
-        clients_per_step=programs.clients_per_step,
-        slots=programs.form.slots(num_groups),
+        clients_per_step=[form.step(share) for share in shares],
+        slots=[form.slots(share) for share in shares],
     )
 
 
 def _states(programs: Programs, state: State, call: Call, together: bool = False) -> Tree:
     """States of a call's clients `[devices, slots, …]`, or of all groups the shared parts."""
     flat, store, parts = call.clients.reshape(-1), state.store, programs.method.shared_parts
+    if programs.lockstep and not together:
+        return programs.buffers.load(call, store)
     states = store.read_parts(parts, flat) if together else store.read(call.group, flat)
     return _folded(call, states)
 

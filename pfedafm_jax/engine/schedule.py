@@ -28,19 +28,20 @@ def schedule(
     work: np.ndarray,
     *,
     num_devices: int,
-    clients_per_step: int,
-    slots: int,
+    clients_per_step: Sequence[int],
+    slots: Sequence[int],
 ) -> list[Call]:
-    """Calls that cover `clients`, balanced over the devices by `work[client]`.
+    """Calls that cover `clients`, balanced over the devices by `work[client]`; `clients_per_step`
+    and `slots` of a device are those of each group.
 
     Each device has its own number of steps per architecture, so one may take three clients of a
     large one while another takes the small ones; nothing is padded but the last step of an
     architecture.
     """
-    size = clients_per_step
     steps = []  # (work, group, clients)
     for group in sorted({int(groups[client]) for client in clients}):
         members = sorted((c for c in clients if groups[c] == group), key=lambda c: (-work[c], c))
+        size = clients_per_step[group]
         for start in range(0, len(members), size):
             step = members[start : start + size]
             steps.append((size * float(work[step[0]]), group, step))
@@ -53,11 +54,12 @@ def schedule(
         queues.setdefault(group, [[] for _ in range(num_devices)])[device].append(step)
 
     calls = []
-    per_call = slots // size
     for group in sorted(queues):
+        size = clients_per_step[group]
+        per_call = slots[group] // size
         longest = max(len(queue) for queue in queues[group])
         for start in range(0, longest, per_call):
-            table = np.full((num_devices, slots), -1, np.int64)
+            table = np.full((num_devices, slots[group]), -1, np.int64)
             trips = np.zeros(num_devices, np.int32)
             for device, queue in enumerate(queues[group]):
                 made = queue[start : start + per_call]

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pfedafm_jax.engine.programs import Programs, init_client, init_server
+from pfedafm_jax.engine.compile import init_client, init_server
+from pfedafm_jax.engine.programs import Programs
 from pfedafm_jax.engine.store import ClientStore
 from pfedafm_jax.methods.base import Method, Server
 from pfedafm_jax.models import Architecture

@@ -140,13 +140,16 @@ def accuracies(
 Stage = Callable[[Architecture | None, Common, Tree, Slots], Visit]
 
 
-def over_slots(stage: Stage, architecture: Architecture | None, clients_per_step: int) -> Callable:
+def over_slots(
+    stage: Stage, architecture: Architecture | None, clients_per_step: int, lockstep: bool = False
+) -> Callable:
     """A stage for all slots of one device.
 
     Args:
         stage: `work` or `evaluate`.
         architecture: that of the clients; None for the stage that all share.
         clients_per_step: how many clients are vectorized.
+        lockstep: all slots are one step, whatever `trips` says.
 
     Returns:
         `(common, totals, states, slots, trips) -> Worked`, with states `[slots, …]`: `trips` steps
@@ -156,7 +159,7 @@ def over_slots(stage: Stage, architecture: Architecture | None, clients_per_step
     size = clients_per_step
 
     def one(common: Common, state: Tree, slot: Slots) -> tuple[Visit, Totals]:
-        if size > 1:
+        if size > 1 or lockstep:
             training = replace(common.method.training, axis=CLIENT_AXIS)
             common = common._replace(method=replace(common.method, training=training))
         visit = stage(architecture, common, state, slot)
@@ -169,6 +172,11 @@ def over_slots(stage: Stage, architecture: Architecture | None, clients_per_step
             row = jax.tree.map(lambda leaf: lax.squeeze(leaf, [0]), rows)
             return jax.tree.map(lambda leaf: leaf[None], one(common, *row))
         return jax.vmap(one, in_axes=(None, 0, 0), axis_name=CLIENT_AXIS)(common, *rows)
+
+    def all_at_once(common: Common, totals: Totals, states: Tree, slots: Slots, _: jax.Array):
+        visit, rows = jax.vmap(one, (None, 0, 0), axis_name=CLIENT_AXIS)(common, states, slots)
+        sums = jax.tree.map(lambda total, row: total + jnp.sum(row, axis=0), totals, rows)
+        return Worked(visit.state, sums, visit.info)
 
     def put(buffer: Tree, rows: Tree, first: jax.Array) -> Tree:
         place = partial(lax.dynamic_update_slice_in_dim, start_index=first, axis=0)
@@ -192,7 +200,7 @@ def over_slots(stage: Stage, architecture: Architecture | None, clients_per_step
 
         return lax.fori_loop(0, trips, body, Worked(kept, totals, info))
 
-    return program
+    return all_at_once if lockstep else program
 
 
 def zero_totals(
