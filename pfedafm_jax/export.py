@@ -24,6 +24,7 @@ from pfedafm_jax import kernels
 from pfedafm_jax.checkpoint_files import by_path, fitted
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.engine.compile import init_client, init_server
+from pfedafm_jax.engine.devices import matmul_precision
 from pfedafm_jax.errors import PfedafmError, naming
 from pfedafm_jax.files import read_bytes, write_atomically
 from pfedafm_jax.methods import make_method
@@ -102,7 +103,7 @@ def load_client(folder: str | Path) -> TrainedClient:
 def program(client: TrainedClient) -> bytes:
     """The model as a serialised program: uint8 `[any, height, width, channels]` → logits by name,
     weights included."""
-    with kernels.using("xla"):
+    with kernels.using("xla"), matmul_precision("highest"):
         (count,) = jax.export.symbolic_shape("num")
         images = jax.ShapeDtypeStruct((count, *client.architecture.image_shape), np.uint8)
         made = jax.export.export(jax.jit(client.scores), platforms=PLATFORMS)(images)

@@ -12,14 +12,13 @@ A Flax module belongs to a family if its class says so:
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pfedafm_jax.models import Architecture
+from pfedafm_jax.models import Architecture, measured
 
 Tree = Any
 
@@ -55,7 +54,11 @@ def _widest(members: Sequence[Architecture]) -> Architecture | None:
     extractor, first = type(members[0].extractor), members[0]
     join = getattr(extractor, "widest", None)
     module = join([one.extractor for one in members]) if join and len(members) > 1 else None
-    return module and replace(first, name="+".join(one.name for one in members), extractor=module)
+    if module is None:
+        return None
+    name = "+".join(one.name for one in members)
+    sizes = first.image_shape, first.feature_size, first.num_classes
+    return measured(name, module, first.header, *sizes)
 
 
 def _shapes(tree: Tree) -> list[tuple]:

@@ -184,6 +184,17 @@ class Architecture:
         return self.header.init(key, jnp.zeros((1, self.feature_size)))["params"]
 
     @property
+    def activations(self) -> int:
+        """Numbers into and out of all products that one image goes through: what a gradient needs."""
+        params = jax.eval_shape(self.init_extractor, jax.random.key(0))
+
+        def count(batch: int) -> int:
+            images = jax.ShapeDtypeStruct((batch, *self.image_shape), jnp.float32)
+            return _in_products(jax.make_jaxpr(self.extract)(params, images).jaxpr)
+
+        return count(2) - count(1)
+
+    @property
     def params(self) -> int:
         """Parameters of extractor and header."""
         return self.extractor_params + self.header_params
@@ -196,6 +207,19 @@ class Architecture:
 
 def _count(tree: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def _in_products(jaxpr: Any) -> int:
+    """Numbers into and out of the products and convolutions of a traced function."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
+            total += sum(one.aval.size for one in (*equation.invars, *equation.outvars))
+        inner = [
+            getattr(one, "jaxpr", one) for one in jax.tree.leaves(list(equation.params.values()))
+        ]
+        total += sum(_in_products(one) for one in inner if hasattr(one, "eqns"))
+    return total
 
 
 def _extractor_macs(extractor: nn.Module, params: Params, images: jax.ShapeDtypeStruct) -> int:
@@ -250,11 +274,25 @@ def describe(
         problem = "has no parameters, so there is nothing to train"
     if problem:
         raise PfedafmError(f"architecture {name!r} {problem}")
-    params = variables["params"]
+    header = nn.Dense(num_classes, **initialisers(initialisation, feature_size))
+    return measured(name, extractor, header, image_shape, feature_size, num_classes)
+
+
+def measured(
+    name: str,
+    extractor: nn.Module,
+    header: nn.Module,
+    image_shape: tuple[int, int, int],
+    feature_size: int,
+    num_classes: int,
+) -> Architecture:
+    """An architecture with its sizes and multiply-adds."""
+    images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+    params = jax.eval_shape(extractor.init, jax.random.key(0), images)["params"]
     return Architecture(
         name=name,
         extractor=extractor,
-        header=nn.Dense(num_classes, **initialisers(initialisation, feature_size)),
+        header=header,
         image_shape=image_shape,
         feature_size=feature_size,
         num_classes=num_classes,

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedafm_jax.data.pictures import read_pictures
+from pfedafm_jax.engine.devices import matmul_precision
 from pfedafm_jax.engine.state import client_start
 from pfedafm_jax.engine.visit import Common, Slots, accuracies, work
 from pfedafm_jax.errors import PfedafmError
@@ -88,13 +89,15 @@ def join(
     for visit in range(visits + 1):
         if visit:
             now = common._replace(round=jnp.int32(run.round + visit))
-            state, finite = _visit(now, network, state, slot)
+            with matmul_precision(config.precision):
+                state, finite = _visit(now, network, state, slot)
             if not finite:
                 raise PfedafmError(
                     f"visit {visit}: the newcomer's weights are no longer finite; a lower learning "
                     f"rate than {config.rate:g} is needed for this data"
                 )
-        found = _accuracies(common, network, state, data)
+        with matmul_precision(config.precision):
+            found = _accuracies(common, network, state, data)
         # In the method's own order, which a traced dictionary does not keep.
         history.append({name: float(found[f"accuracy/{name}"]) for name in run.run.predictions})
         if log is not None:

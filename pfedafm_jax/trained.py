@@ -23,6 +23,7 @@ from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data.augment import normalise
 from pfedafm_jax.data.pictures import Pictures, read_pictures
 from pfedafm_jax.engine.compile import init_server
+from pfedafm_jax.engine.devices import matmul_precision
 from pfedafm_jax.engine.state import SERVER_KEY, client_start
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import Method, make_method
@@ -84,9 +85,10 @@ class TrainedClient:
             block = pixels[start : start + BLOCKS * EVALUATION_BATCH]
             padded = np.zeros((BLOCKS * EVALUATION_BATCH, *block.shape[1:]), np.uint8)
             padded[: len(block)] = block
-            out = _classify(
-                self._numbers, self.architecture, str(kernels.form()), *self._states, padded
-            )
+            with matmul_precision("highest"):
+                out = _classify(
+                    self._numbers, self.architecture, str(kernels.form()), *self._states, padded
+                )
             found.append({name: np.asarray(out[name])[: len(block)] for name in self.predictions})
         return {name: np.concatenate([one[name] for one in found]) for name in self.predictions}
 

@@ -111,10 +111,10 @@ def table_width(sizes: Sequence[int], tight: bool = False) -> int:
     With less room, in steps of 32, where all clients take as many steps as the table is long.
 
     >>> table_width([470, 490]), table_width([700, 10]), table_width([470, 490], tight=True)
-    (768, 768, 608)
+    (768, 768, 576)
     """
     if tight:
-        return -(-max(*sizes, 1, round(1.21 * np.mean(sizes))) // 32) * 32
+        return -(-max(*sizes, 1, round(1.2 * np.mean(sizes))) // 32) * 32
     least = max(*sizes, 1, round(1.4 * np.mean(sizes)))
     power = 2 ** (least - 1).bit_length()
     return power if least > power * 3 // 4 else power * 3 // 4

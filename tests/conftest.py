@@ -1,7 +1,8 @@
 """Every test runs on four fake devices, with silent broadcasting, mixed dtypes and warnings as
-errors."""
+errors; `-m gpu` runs on what is there."""
 
 import gc
+import os
 
 import flax.linen as nn
 import jax
@@ -16,9 +17,6 @@ from pfedafm_jax.files import default_cache_dir
 from pfedafm_jax.kernels import conv_pool
 from pfedafm_jax.models import Convolution, linear, register_extractor
 
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 4)
-jax.local_devices()  # JAX starts here, before a command that a test calls asks for fewer
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 # Compiled programs outlive the run, so that a second one takes a fraction of the time.
@@ -27,6 +25,14 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 FEATURES = 12
+
+
+def pytest_configure(config):
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # workers share a GPU
+    if config.getoption("markexpr") != "gpu":
+        jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 4)
+    jax.local_devices()  # JAX starts here, before a command that a test calls asks for fewer
 
 
 class Small(nn.Module):

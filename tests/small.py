@@ -15,6 +15,7 @@ from pfedafm_jax.methods import PAPER_METHODS, find_method
 from pfedafm_jax.methods.base import Method
 from pfedafm_jax.models import describe, register_extractor
 from pfedafm_jax.presets import with_preset
+from pfedafm_jax.reference import plain
 from pfedafm_jax.training import LocalTraining
 
 METHODS = [*PAPER_METHODS, "fedper", "fedrep"]
@@ -162,3 +163,26 @@ def all_moved(one, other) -> bool:
 def assert_close(one, other, **tolerance) -> None:
     limits = {"rtol": 1e-4, "atol": 1e-5, **tolerance}
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **limits), one, other)
+
+
+# Three of four; two, one of them new; one by itself, which lacks class 2.
+ROUNDS = ([2, 0, 1], [1, 3], [0])
+
+
+def assert_equals_plain_loop(*several) -> None:
+    """States, server, numbers of every round and evaluation, of programs that differ in clients a
+    step alone."""
+    state, results = engine.start(several[0]), []
+    for number, participants in enumerate(ROUNDS):
+        state, result = plain.run_round(several[0], state, number, participants)
+        results.append((jax.device_get(state.server), result.info))
+    expected = states(state), plain.evaluate(several[0], state)
+    for programs in several:
+        state = engine.start(programs)
+        for number, (participants, (server, info)) in enumerate(zip(ROUNDS, results, strict=True)):
+            state, result = engine.run_round(programs, state, number, participants)
+            assert set(result.info) == set(info)
+            assert_close(result.info, info, rtol=5e-4, atol=2e-5)
+            assert_close(jax.device_get(state.server), server, rtol=2e-3, atol=2e-5)
+        found = states(state), engine.evaluate(programs, state)
+        assert_close(found, expected, rtol=2e-3, atol=2e-5)

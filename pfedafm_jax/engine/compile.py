@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pfedafm_jax.engine.devices import Devices, sum_over_devices
+from pfedafm_jax.engine.devices import Devices, matmul_precision, sum_over_devices
 from pfedafm_jax.engine.rows import place, take
 from pfedafm_jax.engine.schedule import slots_per_device
 from pfedafm_jax.engine.visit import (
@@ -36,8 +36,8 @@ from pfedafm_jax.models import Architecture
 Tree = Any
 TRACED: Counter[str] = Counter()
 """How often programs were traced, by kind: a second round, or a second seed, must not add to it."""
+MEMORY_USED = 0.8  # of what a device has, for clients that train at once
 KEPT = 8  # forms of a run whose programs are kept
-PRECISIONS = {"highest": "highest", "tf32": "tensorfloat32", "bfloat16": "BF16_BF16_F32"}
 
 
 class Form(NamedTuple):
@@ -52,7 +52,7 @@ class Form(NamedTuple):
     num_participants: int
     lockstep: bool
     clients_per_step: int  # 0: one in a loop; all that fall to a device, and fit, in lockstep
-    precision: str  # of products, one of `PRECISIONS`
+    precision: str  # of products, see `matmul_precision`
     kernels: str  # which form of the kernels is traced
 
     def step(self, share: float = 1.0) -> int:
@@ -61,7 +61,12 @@ class Form(NamedTuple):
             return self.clients_per_step or 1
         # Twice the mean share of an architecture of its own, since it is drawn more or less often.
         even = self.num_participants * min(1.0, 2 * share if share < 1 else 1.0)
-        return max(1, -(-int(np.ceil(even)) // len(self.devices)))
+        most = -(-int(np.ceil(even)) // len(self.devices))
+        if self.devices.memory:
+            images = self.num_images * int(np.prod(self.architectures[0].image_shape))
+            room = self.devices.memory * MEMORY_USED - images
+            most = min(most, int(room / client_bytes(self)))
+        return max(1, most)
 
     def slots(self, share: float = 1.0) -> int:
         """Slots of a program on one device."""
@@ -169,10 +174,32 @@ def shapes_of(form: Form) -> Shapes:
     return Shapes(common, slot, starts, kinds, states, parts, tuple(totals))
 
 
+@lru_cache(maxsize=KEPT)
+def client_bytes(form: Form) -> int:
+    """Memory that a client in training takes on a device, at most: a model of it.
+
+    Weights, gradients, momenta and a copy of everything that it may train, and what goes into and
+    out of the products of a batch in its own and in the shared network. `benchmarks/gpu_programs.py`
+    has the compiler's figures beside it.
+    """
+    shapes = shapes_of(form)
+    method = shapes.common.method
+    state = max(_bytes((state, shapes.common.server)) for state in shapes.states)
+    networks = *(kind.architecture for kind in shapes.kinds), method.shared
+    pass_ = max(one.activations for one in networks[:-1]) + networks[-1].activations
+    rows = form.train_width + method.training.batch_size  # features of a frozen network are kept
+    kept = rows * method.shared.feature_size
+    return 4 * state + 4 * (pass_ * method.training.batch_size + kept)
+
+
+def _bytes(tree: Tree) -> int:
+    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
 def traced(form: Form, shapes: Shapes) -> Iterator[tuple[str, Any]]:
     """Every program of a run by its name in `Compiled`, traced and ready to be compiled."""
     devices, none = form.devices, Totals({}, {})
-    precision = jax.default_matmul_precision(PRECISIONS[form.precision])
+    precision = matmul_precision(form.precision)
 
     def stage(kind: str, work: Stage, architecture, state: Tree, totals: Totals, share: float):
         TRACED[kind] += 1

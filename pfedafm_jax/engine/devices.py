@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import logging
 import os
 import sys
 import tempfile
@@ -30,12 +31,22 @@ def setup_devices(count: int = 0, cache: bool = True) -> None:
     One client per core beats one client on all cores. Once JAX has started, or on a GPU, the count
     changes nothing.
     """
+    logging.getLogger("jax._src.xla_bridge").addFilter(_without_driver)
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", count or os.cpu_count() or 1)
     threadpool_limits(limits=1, user_api="blas")  # LAPACK's own threads fight with several devices
     _keep_memory()
     if cache:
         _cache(jax.config.jax_compilation_cache_dir)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _without_driver(record: logging.LogRecord) -> bool:
+    """JAX's traceback where CUDA is installed and there is no driver, as one line."""
+    if record.exc_info and "plugin configuration error" in str(record.msg):
+        why = str(record.exc_info[1]).split(". ")[0].splitlines()[0]
+        record.msg = f"warning: no GPU can be used, so the CPU is; JAX says: {why}"
+        record.args = record.exc_info = record.exc_text = None
+    return True
 
 
 def _cache(chosen: str | None) -> None:
@@ -74,13 +85,21 @@ class Devices:
         count: how many.
         backend: how functions are spread over them, `pmap` or `shard_map`.
         devices: these, instead of those of this machine.
+        lower_for: a platform to lower programs for that is not there; they cannot be compiled.
     """
 
-    def __init__(self, count: int = 0, backend: str = "pmap", devices: Sequence[Any] = ()):
+    def __init__(
+        self,
+        count: int = 0,
+        backend: str = "pmap",
+        devices: Sequence[Any] = (),
+        lower_for: str = "",
+    ):
         available = devices or jax.local_devices()
         if count > len(available):
             raise bad("devices", count, f"0 (all) to {len(available)} on this machine")
         self.devices, self.backend = available[: count or len(available)], backend
+        self.lower_for, self._absent = lower_for, bool(devices)
         self._mesh = Mesh(np.array(self.devices), (AXIS,))
         self.everyone = NamedSharding(self._mesh, PartitionSpec())
         self.rows = NamedSharding(self._mesh, PartitionSpec(AXIS))
@@ -89,7 +108,7 @@ class Devices:
         return isinstance(other, Devices) and hash(self) == hash(other)
 
     def __hash__(self) -> int:
-        return hash((self.backend, *self.devices))
+        return hash((self.backend, self.lower_for, *self.devices))
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -102,6 +121,12 @@ class Devices:
     def __str__(self) -> str:
         name = "CPU core" if self.kind == "cpu" else self.devices[0].device_kind
         return f"{len(self)} × {name}" if len(self) > 1 else f"one {name}"
+
+    @property
+    def memory(self) -> int:
+        """Bytes of a device for programs; 0 where it is the host's."""
+        stats = self.devices[0].memory_stats() if self.kind != "cpu" and not self._absent else None
+        return int((stats or {}).get("bytes_limit", 0))
 
     def replicate(self, tree: Tree) -> Tree:
         """The same arrays on every device."""
@@ -144,7 +169,10 @@ class Devices:
         else:
             places = (self.everyone if axis is None else self.rows for axis in in_axes)
             shapes = [_on(tree, place) for tree, place in zip(shapes, places, strict=True)]
-        return self.spread(function, in_axes, out_axes, donate).lower(*shapes)
+        spread = self.spread(function, in_axes, out_axes, donate)
+        if self.lower_for:
+            return jax.jit(spread).trace(*shapes).lower(lowering_platforms=(self.lower_for,))
+        return spread.lower(*shapes)
 
     def everywhere(self, shapes: Tree) -> Tree:
         """Shapes of what is on every device."""
@@ -168,6 +196,15 @@ def _on(shapes: Tree, place: NamedSharding) -> Tree:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
 
     return jax.tree.map(shape, shapes)
+
+
+def matmul_precision(name: str) -> Any:
+    """A context in which products are traced with this precision; it matters on GPUs only.
+
+    JAX's own `tensorfloat32` means float32 to XLA on GPUs, hence the names of algorithms.
+    """
+    algorithms = {"highest": "highest", "tf32": "TF32_TF32_F32", "bfloat16": "BF16_BF16_F32"}
+    return jax.default_matmul_precision(algorithms[name])
 
 
 def sum_over_devices(tree: Tree) -> Tree:

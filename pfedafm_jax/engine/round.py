@@ -79,7 +79,7 @@ def evaluate(
     common = programs.common(state.server, 0)
     pending: list[tuple[Call, dict[str, jax.Array]]] = []
     numbers: Numbers = {client: {} for client in mine}
-    for call in _calls(programs, mine, programs.num_test):
+    for call in calls_of(programs, mine, programs.num_test):
         states = _states(programs, state, call)
         arguments = states, _slots(programs, call, {}), call.trips
         worked = compiled.evaluate[call.group](common, Totals({}, {}), *arguments)
@@ -113,7 +113,7 @@ def _train(
     compiled, common = programs.compiled, programs.common(state.server, t)
     totals = compiled.zeros[0]
     pending: list[tuple[Call, Tree, Tree]] = []
-    for call in _calls(programs, clients, programs.num_train):
+    for call in calls_of(programs, clients, programs.num_train):
         slots = _slots(programs, call, weights)
         states = _states(programs, state, call)
         worked: Worked = compiled.train[call.group](common, totals, states, slots, call.trips)
@@ -151,7 +151,7 @@ def _train_shared(
     compiled, common = programs.compiled, programs.common(state.server, t)
     assert compiled.shared is not None
     totals = compiled.zeros[1]
-    for call in _calls(programs, list(weights), programs.num_train, together=True):
+    for call in calls_of(programs, list(weights), programs.num_train, together=True):
         states, slots = _states(programs, state, call, True), _slots(programs, call, weights)
         worked = compiled.shared(common, totals, states, slots, call.trips)
         totals = worked.totals
@@ -174,7 +174,7 @@ def _averaged(programs: Programs, state: State, totals: list[Totals]) -> State:
 # -------------------------------------------------------------------------------------------- calls
 
 
-def _calls(
+def calls_of(
     programs: Programs, clients: list[int], samples: np.ndarray, together: bool = False
 ) -> list[Call]:
     """Calls for these clients, or as one group, balanced by samples times cost of a model."""

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 Tree = Any
+SMALL = 100_000  # numbers
 
 
 def conv_pool(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
@@ -66,7 +67,12 @@ def conv_pool_gradients(
 def sgd(numbers: jax.Array, weights: Tree, momenta: Tree, gradients: Tree) -> tuple[Tree, Tree]:
     """A step of SGD; see `pfedafm_jax.kernels.sgd`."""
     learning_rate, momentum, decay, clip_norm, active = (numbers[i] for i in range(5))
-    squares = [jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradients)]
+    leaves = jax.tree.leaves(gradients)
+    # Small arrays together: on a GPU each sum by itself is a launch.
+    small = [leaf.reshape(-1) for leaf in leaves if leaf.size < SMALL]
+    whole = [jnp.concatenate(small)] if small else []
+    whole += [leaf for leaf in leaves if leaf.size >= SMALL]
+    squares = [jnp.sum(jnp.square(leaf)) for leaf in whole]
     norm = jnp.sqrt(jnp.sum(jnp.stack(squares)))
     # NaN and 0 are not above the limit: NaN gives NaN, and nothing is divided by 0.
     scale = jnp.where(norm > clip_norm, clip_norm / norm, jnp.where(norm == norm, 1.0, norm))

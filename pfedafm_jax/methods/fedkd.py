@@ -47,11 +47,12 @@ def code_matrix(leaf: jax.Array, energy: jax.Array) -> tuple[jax.Array, jax.Arra
     tall = matrix if rows >= columns else matrix.T
     # Scaled, since squares of small updates would vanish.
     scaled = tall / jnp.maximum(jnp.max(jnp.abs(tall)), 1e-30)
-    energies, vectors = jnp.linalg.eigh(scaled.T @ scaled)
+    product = partial(jnp.matmul, precision="highest")  # whatever the networks' is
+    energies, vectors = jnp.linalg.eigh(product(scaled.T, scaled))
     held = jnp.cumsum(jnp.maximum(energies, 0.0)[::-1])
     rank = 1 + jnp.sum(held[:-1] < energy * held[-1])
     kept = jnp.where(jnp.arange(len(held)) < rank, 1.0, 0.0)[::-1]
-    decoded = (tall @ (vectors * kept[None, :])) @ vectors.T  # = U_r S_r V_rᵀ
+    decoded = product(product(tall, vectors * kept[None, :]), vectors.T)  # = U_r S_r V_rᵀ
     factors = (rank * (rows + columns + 1)).astype(jnp.uint32)
     raw = factors >= leaf.size
     decoded = jnp.where(raw, tall, decoded)

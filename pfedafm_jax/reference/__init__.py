@@ -12,9 +12,9 @@ import numpy as np
 
 from pfedafm_jax.config import Config
 from pfedafm_jax.engine import Programs, RoundResult, State
+from pfedafm_jax.engine.devices import matmul_precision
 from pfedafm_jax.engine.programs import only_in_a_plain_loop
 from pfedafm_jax.reference import algorithm1, plain
-from pfedafm_jax.reference.plain import evaluate
 from pfedafm_jax.settings import bad
 
 
@@ -37,7 +37,16 @@ def run_round(
 ) -> tuple[State, RoundResult]:
     """One round, see `engine.run_round`: Algorithm 1 for pFedAFM, else the method's functions."""
     loop = algorithm1 if programs.config.method == "pfedafm" else plain
-    return loop.run_round(programs, state, t, participants)
+    with matmul_precision(programs.config.precision):
+        return loop.run_round(programs, state, t, participants)
+
+
+def evaluate(
+    programs: Programs, state: State, clients: Sequence[int] | np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+    """Accuracy of (all) clients as they are, see `engine.evaluate`."""
+    with matmul_precision(programs.config.precision):
+        return plain.evaluate(programs, state, clients)
 
 
 __all__ = ["algorithm1", "evaluate", "needed", "plain", "run_round", "start"]

@@ -9,17 +9,16 @@ from small import (
     METHODS,
     SIZES,
     assert_close,
+    assert_equals_plain_loop,
     play,
     same,
     slow_but,
     small_config,
     small_data,
     small_programs,
-    states,
 )
 from small import start as start_of
 
-from pfedafm_jax import engine
 from pfedafm_jax.engine import build
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import PAPER_METHODS, chosen_methods, method_names
@@ -57,29 +56,6 @@ def test_who_takes_no_part_is_untouched_and_the_order_of_the_others_does_not_mat
         True, False, True, False
     ]  # fmt: skip
     assert_close(play(programs, [0, 1, 2])[:2], play(programs, [2, 0, 1])[:2])
-
-
-# Three of four; two, one of them new; one by itself, which lacks class 2.
-ROUNDS = ([2, 0, 1], [1, 3], [0])
-
-
-def assert_equals_plain_loop(*several) -> None:
-    """States, server, numbers of every round and evaluation, of programs that differ in clients a
-    step alone."""
-    state, results = engine.start(several[0]), []
-    for number, participants in enumerate(ROUNDS):
-        state, result = plain.run_round(several[0], state, number, participants)
-        results.append((jax.device_get(state.server), result.info))
-    expected = states(state), plain.evaluate(several[0], state)
-    for programs in several:
-        state = engine.start(programs)
-        for number, (participants, (server, info)) in enumerate(zip(ROUNDS, results, strict=True)):
-            state, result = engine.run_round(programs, state, number, participants)
-            assert set(result.info) == set(info)
-            assert_close(result.info, info, rtol=5e-4, atol=2e-5)
-            assert_close(jax.device_get(state.server), server, rtol=2e-3, atol=2e-5)
-        found = states(state), engine.evaluate(programs, state)
-        assert_close(found, expected, rtol=2e-3, atol=2e-5)
 
 
 @pytest.mark.parametrize("method", METHODS)

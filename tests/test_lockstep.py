@@ -1,0 +1,159 @@
+"""All clients of a device at once, architectures of a family in one program: equal to the loop."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import (
+    METHODS,
+    Dense,
+    assert_close,
+    assert_equals_plain_loop,
+    play,
+    same,
+    slow_but,
+    small_config,
+    small_data,
+    states,
+)
+
+from pfedafm_jax.data import dataset_from_arrays
+from pfedafm_jax.engine import Devices, build, start
+from pfedafm_jax.engine.compile import TRACED, client_bytes, compiled, shapes_of, traced
+from pfedafm_jax.engine.schedule import Call
+from pfedafm_jax.families import kinds_of, narrow, widen
+from pfedafm_jax.models import describe, register_extractor
+from pfedafm_jax.training import cross_entropy, sgd
+
+register_extractor("dense_c", Dense(hidden=11))
+
+
+class Alone(Dense):
+    """A network that has no family."""
+
+    widest = None
+
+
+register_extractor("dense_alone", Alone(hidden=7))
+
+
+def lockstep(method="pfedafm", **changes):
+    return build(small_config(method, layout="lockstep", **changes), *small_data())
+
+
+@pytest.mark.parametrize("method", slow_but(["pfedafm", "fedkd"], METHODS))
+def test_lockstep_equals_the_plain_loop(method):
+    programs = lockstep(method, devices=2)
+    assert programs.clients_per_step == 2
+    assert len(compiled(programs.form).train) == 1
+    assert_equals_plain_loop(programs)
+
+
+def test_a_network_of_no_family_has_a_program_of_its_own():
+    programs = lockstep(architectures=("dense_a", "dense_alone", "dense_b"))
+    kinds = [kind.members for kind in shapes_of(programs.form).kinds]
+    assert kinds == [(0, 2), (1,)]
+    assert programs.kinds.tolist() == [0, 1, 0, 0]
+    assert_equals_plain_loop(programs)
+
+
+def test_states_that_differ_in_more_than_the_extractor_are_not_padded():
+    both = [describe(name, 4, (3, 3, 1), 6) for name in ("dense_a", "dense_b")]
+    starts = [{"own": jnp.zeros(width)} for width in (3, 4)]
+    assert [kind.members for kind in kinds_of(both, starts)] == [(0,), (1,)]
+
+
+def test_padding_changes_nothing_and_stays_zero():
+    """Steps of CNNs that differ in both widths, narrow and padded: the same weights, and zeros around them."""
+    names = [f"cnn{number}" for number in (2, 5)]
+    narrow_ones = [describe(name, 10, (16, 16, 3), 20) for name in names]
+    key = jax.random.key(0)
+    starts = [{"local_extractor": one.init_extractor(key)} for one in narrow_ones]
+    (kind,) = kinds_of(narrow_ones, starts)
+    images, labels = jax.random.normal(key, (8, 16, 16, 3)), jnp.arange(8) % 10
+    optimizer = sgd(lockstep().method.training)
+
+    def steps(architecture, params):
+        def loss(params):
+            return cross_entropy(architecture.extract(params, images), labels, jnp.ones(8))
+
+        momenta = optimizer.init(params)
+        for _ in range(3):
+            params, momenta = optimizer.step(params, momenta, jax.grad(loss)(params))
+        return params
+
+    for architecture, start in zip(narrow_ones, starts, strict=True):
+        own = steps(architecture, start["local_extractor"])
+        wide = widen(kind, architecture, start)["local_extractor"]
+        padded = {"local_extractor": steps(kind.architecture, wide)}
+        cut = narrow(kind, architecture, padded)
+        assert_close(cut["local_extractor"], own, rtol=1e-4, atol=1e-6)
+        assert same(widen(kind, architecture, cut), padded), "what was zero is not"
+
+
+def test_clients_come_back_from_their_rows_and_other_rows_stay():
+    programs = lockstep(devices=2, clients_per_step=3)
+    state, buffers = start(programs), programs.buffers
+    call = Call(0, np.array([[1, -1, 0], [2, -1, -1]]), np.ones(2, np.int32))
+    before = states(state)
+    buffer = buffers.load(call, state.store)
+    assert all(np.all(np.asarray(leaf)[:, 1] == 0) for leaf in jax.tree.leaves(buffer))
+    buffers.save(call, buffer, state.store)
+    assert same(states(state), before)
+    assert state.store.visited.tolist() == [True, True, True, False]
+
+
+def test_nothing_is_traced_in_a_second_round():
+    programs = lockstep()
+    play(programs, [0, 1, 2])
+    counts = TRACED.copy()
+    with jax.log_compiles(False):
+        play(programs, [3], [1, 2])
+    assert counts == TRACED
+
+
+def test_as_many_clients_at_once_as_fit(monkeypatch):
+    """A device with room for two of three: two calls, and nothing else changes."""
+    whole = lockstep()
+    expected = play(whole, [0, 1, 2], [3, 1])
+    room = client_bytes(whole.form) * 2.5 / 0.8 + 3000
+    monkeypatch.setattr(Devices, "memory", property(lambda self: int(room)))
+    programs = build(whole.config, *small_data())
+    compiled.cache_clear()
+    assert (whole.form.step(), programs.clients_per_step) == (2, 2)
+    assert_close(play(programs, [0, 1, 2], [3, 1]), expected, rtol=2e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("layout", ["loop", "lockstep"])
+def test_shard_map_gives_the_bits_of_pmap(layout):
+    both = [
+        play(build(small_config("pfedafm", layout=layout, devices=2, backend=backend), *small_data()),
+             [0, 1, 2], [3, 1])
+        for backend in ("pmap", "shard_map")
+    ]  # fmt: skip
+    assert same(*both)
+
+
+@pytest.mark.parametrize(
+    ("precision", "words"), [("highest", "HIGHEST"), ("tf32", "tf32"), ("bfloat16", "bf16")]
+)
+def test_precision_is_that_of_every_product(precision, words):
+    programs = lockstep(precision=precision)
+    form = programs.form._replace(devices=Devices(1, lower_for="cuda"))
+    name, program = next(traced(form, shapes_of(form)))
+    products = [line for line in program.as_text().splitlines() if "dot_general" in line]
+    assert name == "train" and products and all(words in line for line in products)
+
+
+@pytest.mark.parametrize("layout", ["loop", "lockstep"])
+@pytest.mark.parametrize("method", slow_but(["pfedafm"], METHODS))
+def test_every_program_lowers_for_cuda(method, layout):
+    architectures = ("cnn1", "cnn2", "cnn5")
+    config = small_config(method, layout=layout, architectures=architectures, feature_size=20,
+                          shared_extractor="cnn5", devices=2, kernels="xla")  # fmt: skip
+    images = np.zeros((40, 16, 16, 3), np.uint8)
+    data = dataset_from_arrays("empty", images, np.arange(40) % 4, images, np.arange(40) % 4)
+    programs = build(config, data, small_data()[1])
+    form = programs.form._replace(devices=Devices(2, lower_for="cuda"))
+    names = {name for name, program in traced(form, shapes_of(form)) if program.as_text()}
+    assert {"train", "evaluate"} <= names
