@@ -82,9 +82,9 @@ def test_padding_changes_nothing_and_stays_zero():
             params, momenta = optimizer.step(params, momenta, jax.grad(loss)(params))
         return params
 
-    for architecture, start in zip(narrow_ones, starts, strict=True):
-        own = steps(architecture, start["local_extractor"])
-        wide = widen(kind, architecture, start)["local_extractor"]
+    for architecture, first in zip(narrow_ones, starts, strict=True):
+        own = steps(architecture, first["local_extractor"])
+        wide = widen(kind, architecture, first)["local_extractor"]
         padded = {"local_extractor": steps(kind.architecture, wide)}
         cut = narrow(kind, architecture, padded)
         assert_close(cut["local_extractor"], own, rtol=1e-4, atol=1e-6)
