@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from pfedafm_jax.models import describe
 from pfedafm_jax.training import EVALUATION_BATCH
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # as ours: on the card where there is one
 # (round, client, phase, epoch) → positions of a client's samples
 Order = Callable[[int, int, int, int], np.ndarray]
 
@@ -78,6 +79,9 @@ class TorchLoop:
     ):
         self.config, self.partition = work.config, work.partition
         self.released, self.cached = released, cached
+        torch.set_default_device(DEVICE)
+        rough = self.config.precision != "highest"
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = rough
         torch.set_num_threads(threads or os.cpu_count() or 1)
         torch.manual_seed(self.config.seed)
         self.order = order or self._random_order
@@ -150,6 +154,8 @@ class TorchLoop:
         total = {name: torch.zeros_like(value) for name, value in self.shared.state_dict().items()}
         visits = self.visits(number, participants, total, samples)
         self.shared.load_state_dict(total)
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
         loss, accuracy = np.mean(visits, axis=0).tolist()
         return {"seconds": time.perf_counter() - start, "loss": loss, "accuracy": accuracy}
 
@@ -163,7 +169,8 @@ class TorchLoop:
             found.append((loss, accuracy["mixed"]))
             with torch.no_grad():
                 for name, value in trained.state_dict().items():
-                    total[name].add_(value, alpha=len(self.partition.train[client]) / samples)
+                    share = len(self.partition.train[client]) / samples
+                    total[name].add_(value.to(total[name].device), alpha=share)
         return found
 
     def visit(self, number: int, client: int) -> tuple[float, dict[str, float], Extractor]:
@@ -179,7 +186,7 @@ class TorchLoop:
         return loss, accuracy, trained
 
     def images_of(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        index = torch.from_numpy(rows.astype(np.int64))
+        index = as_tensor(rows.astype(np.int64))
         images = self.pixels[index]
         return images.permute(0, 3, 1, 2) if self.channels_last else images, self.labels[index]
 
@@ -199,7 +206,7 @@ class TorchLoop:
             order = self.order(number, client, phase, epoch)
             for start in range(0, len(rows), self.batch_size):
                 chosen = order[start : start + self.batch_size]
-                yield *self.images_of(rows[chosen]), torch.from_numpy(chosen)
+                yield *self.images_of(rows[chosen]), as_tensor(chosen)
 
     def _sgd(self, groups: list[dict[str, Any]]) -> torch.optim.SGD:
         kind: Any = {} if self.released else {"fused" if self.fused else "foreach": True}
@@ -273,7 +280,7 @@ class TorchLoop:
 
 
 def as_tensor(array: Any) -> Tensor:
-    return torch.from_numpy(np.array(array))
+    return torch.from_numpy(np.array(array)).to(DEVICE)
 
 
 @torch.no_grad()
@@ -285,7 +292,7 @@ def load_extractor(extractor: Extractor, params: dict[str, Any]) -> None:
         layer.bias.copy_(as_tensor(params[name]["bias"]))
     kernel = as_tensor(params["fc1"]["kernel"])  # [rows · columns · channels, outputs]
     kernel = kernel.unflatten(0, (-1, extractor.conv2.out_channels)).transpose(0, 1).flatten(0, 1)
-    load_linear(extractor.fc1, {"kernel": kernel.numpy(), "bias": params["fc1"]["bias"]})
+    load_linear(extractor.fc1, {"kernel": kernel.cpu().numpy(), "bias": params["fc1"]["bias"]})
     load_linear(extractor.fc2, params["fc2"])
 
 

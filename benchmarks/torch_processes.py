@@ -50,7 +50,7 @@ class TorchProcesses:
         macs = [describe(name, *about).macs for name in config.architectures]
         self.cost = [len(rows) * macs[k % len(macs)] for k, rows in enumerate(work.partition.train)]
         weights = loop.shared.state_dict()
-        self.shared = {name: value.clone().share_memory_() for name, value in weights.items()}
+        self.shared = {name: value.cpu().clone().share_memory_() for name, value in weights.items()}
         self.connections, self.totals, self.load = [], [], np.zeros(os.cpu_count() or 1)
         context = multiprocessing.get_context("spawn")
         for _ in self.load:
