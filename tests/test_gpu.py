@@ -59,6 +59,8 @@ def test_a_run_that_was_stopped_is_resumed_to_the_same_bits(config, dataset, par
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
 def test_rougher_products_change_little_in_two_rounds(precision):
+    if precision == "tf32" and jax.local_devices()[0].platform == "cpu":
+        pytest.skip("a CPU has no tf32")
     exact, rough = (play(lockstep(precision=one), [0, 1, 2], [3]) for one in ("highest", precision))
     assert_close(rough[:2], exact[:2], rtol=0.1, atol=0.02)
 

@@ -21,6 +21,7 @@ from pfedafm_jax.data import dataset_from_arrays
 from pfedafm_jax.engine import Devices, build, start
 from pfedafm_jax.engine.compile import TRACED, client_bytes, compiled, shapes_of, traced
 from pfedafm_jax.engine.schedule import Call
+from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.families import kinds_of, narrow, widen
 from pfedafm_jax.models import describe, register_extractor
 from pfedafm_jax.training import cross_entropy, sgd
@@ -138,11 +139,15 @@ def test_shard_map_gives_the_bits_of_pmap(layout):
     ("precision", "words"), [("highest", "HIGHEST"), ("tf32", "tf32"), ("bfloat16", "bf16")]
 )
 def test_precision_is_that_of_every_product(precision, words):
-    programs = lockstep(precision=precision)
-    form = programs.form._replace(devices=Devices(1, lower_for="cuda"))
+    form = lockstep().form._replace(devices=Devices(1, lower_for="cuda"), precision=precision)
     name, program = next(traced(form, shapes_of(form)))
     products = [line for line in program.as_text().splitlines() if "dot_general" in line]
     assert name == "train" and products and all(words in line for line in products)
+
+
+def test_a_cpu_has_no_tf32():
+    with pytest.raises(PfedafmError, match="precision = 'tf32' .* highest, bfloat16 on a CPU"):
+        lockstep(precision="tf32")
 
 
 @pytest.mark.parametrize("layout", ["loop", "lockstep"])

@@ -19,6 +19,7 @@ from pfedafm_jax.engine.visit import Common
 from pfedafm_jax.methods import make_method
 from pfedafm_jax.methods.base import Cost, Method, Server
 from pfedafm_jax.models import Architecture
+from pfedafm_jax.settings import bad
 from pfedafm_jax.training import table_width
 
 Tree = Any
@@ -149,6 +150,8 @@ def build(
 ) -> Programs:
     """Binds settings and data; nothing is compiled yet."""
     devices = devices or Devices(config.devices, config.backend)
+    if config.precision == "tf32" and devices.kind == "cpu":
+        raise bad("precision", "tf32", "highest, bfloat16 on a CPU")
     mean, std = dataset.mean, dataset.std
     if config.normalisation == "imagenet":
         mean, std = NORMALISATION["imagenet"]
