@@ -146,7 +146,7 @@ def test_precision_is_that_of_every_product(precision, words):
 
 
 def test_a_cpu_has_no_tf32():
-    with pytest.raises(PfedafmError, match="precision = 'tf32' .* highest, bfloat16 on a CPU"):
+    with pytest.raises(PfedafmError, match=r"precision = 'tf32' .* highest, bfloat16 on a CPU"):
         lockstep(precision="tf32")
 
 
