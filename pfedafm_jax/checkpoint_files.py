@@ -146,8 +146,8 @@ def _orbax() -> Any:
 
 @contextlib.contextmanager
 def _plain(folder: Path) -> Iterator[Path]:
-    """The folder by a path that Orbax does not take for a pattern, as it does with brackets."""
-    if not glob.has_magic(str(folder)):
+    """The folder by a path that Orbax takes: brackets would be a pattern, backslashes an error."""
+    if not glob.has_magic(str(folder)) and "\\" not in str(folder):
         yield folder
         return
     with tempfile.TemporaryDirectory() as place:

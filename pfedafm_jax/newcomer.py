@@ -62,8 +62,9 @@ def join(
     usual = config.shared_extractor if kind.one_network else config.architectures[0]
     if kind.one_network and architecture not in (None, usual):
         raise bad("architecture", architecture, f"{usual}, which all clients of {kind.title} have")
-    if visits < 0:
-        raise bad("visits", visits, "0 or more")
+    for name, value in {"visits": visits, "seed": seed}.items():
+        if not 0 <= value < 2**30:
+            raise bad(name, value, "0 to 2^30 - 1")
     network = run.architecture(architecture or usual)
     data = _client_data(run, images, labels, test_images, test_labels, seed)
     method = run.method_for([*run.sizes, int(data.num_train)])

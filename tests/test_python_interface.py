@@ -221,7 +221,7 @@ def test_a_damaged_file_of_a_finished_run_is_written_anew_from_its_checkpoint(
 
 @pytest.mark.parametrize(
     "name",
-    ["$a_b$", "[/bold][red]", "%s {x} <b>&amp;", ":smile: é \u202e", "line\nbreak", "a" * 200],
+    ["$a_b$", "[/bold][red]", "\\%s {x} <b>&amp;", ":smile: é \u202e", "line\nbreak", "a" * 200],
 )
 def test_any_name_is_only_a_name(name, short, dataset, partition, tmp_path, no_pictures, capsys):
     for _ in range(2):

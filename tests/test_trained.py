@@ -174,6 +174,9 @@ def test_wrong_clients_runs_without_weights_and_damaged_ones_are_named(trained, 
     ):
         with pytest.raises(PfedafmError, match=said):
             opened.join(*arguments)
+    for seed in (-1, 2**31):
+        with pytest.raises(PfedafmError, match=f"seed = {seed} cannot be used"):
+            opened.join(images, labels, seed=seed)
     copy = tmp_path / "run"
     subprocess.run(["cp", "-r", folder, copy], check=True)
     said = []
