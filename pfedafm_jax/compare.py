@@ -27,6 +27,7 @@ def compare(
     *,
     run_dir: str | Path | None = None,
     fresh: bool = False,
+    together: bool = False,
     progress: bool = True,
     name: str = "",
     **options: Any,
@@ -40,6 +41,7 @@ def compare(
         run_dir: a folder with one for each run in it, and `compare.md`, `compare.json` and
             `compare.png` at the end. The same call again resumes where the last one stopped.
         fresh: start over even if there are runs in `run_dir`.
+        together: all seeds of a method in one program, see `docs/gpu.md`.
         progress: show a progress bar and the result.
         name: a name for the picture.
         options: `dataset` and `partition`, the same for all, and what else `run_all` takes.
@@ -51,6 +53,8 @@ def compare(
     numbers = list(dict.fromkeys([config.seed] if seeds is None else seeds))
     if not numbers:
         raise bad("seeds", seeds, "one or more whole numbers")
+    if together and config.layout == "auto":
+        config = replace(config, layout="lockstep")
     start_devices(config)
     base, log = None if run_dir is None else Path(run_dir), logger(progress)
     if base is not None:
@@ -61,7 +65,7 @@ def compare(
             one = replace(config, method=method, seed=seed).check(options.get("dataset"))
             task = Task(one, base / f"{method}-seed{seed}" if base else None)
             tasks.append(look(task, fresh=fresh, log=log))
-    runs = run_all(tasks, progress=progress, **options)
+    runs = run_all(tasks, together=together, progress=progress, **options)
     headings, rows = ["method", *COLUMNS.values()], cells(over_seeds(runs))
     if progress:
         print_table(headings, rows)

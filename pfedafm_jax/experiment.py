@@ -13,7 +13,7 @@ import pandas as pd
 from pfedafm_jax import engine, kernels, reference
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition, load_dataset, make_partition
-from pfedafm_jax.engine import Devices, build
+from pfedafm_jax.engine import Devices, RoundResult, State, build
 from pfedafm_jax.files import own_version
 from pfedafm_jax.records import FORMAT, Record, Summary, mean, summarize
 from pfedafm_jax.results import Run, per_round
@@ -127,11 +127,17 @@ class Experiment:
         while self.round < last:
             yield self.run_round(evaluate=self.round + 1 == last)
 
-    def run_round(self, evaluate: bool = False) -> Record:
+    def run_round(
+        self, evaluate: bool = False, done: tuple[State, RoundResult, float] | None = None
+    ) -> Record:
         """One round; all clients are evaluated every `eval_every` rounds, after the last one, and
-        if `evaluate`."""
+        if `evaluate`. `done` is what came of it and how long it took, where others ran it."""
         start, number = time.perf_counter(), self.round + 1
-        self.state, result = self._loop.run_round(self.programs, self.state, number)
+        if done is None:
+            self.state, result = self._loop.run_round(self.programs, self.state, number)
+        else:
+            self.state, result = done[:2]
+            start -= done[2]
         info = {self._name(name): values for name, values in result.info.items()}
         finite, costs = info["finite"], self.programs.costs(result.participants)
         totals = {

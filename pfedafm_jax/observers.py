@@ -216,6 +216,7 @@ class WeightsAndBiases(Observer):
                 dir=str(run_dir),
                 config=config,
                 resume="allow" if self._online else None,  # offline it would only warn
+                reinit="create_new",  # runs may go together
                 # The terminal is the progress bar's.
                 settings=self._wandb.Settings(console="off", silent=True),
             )

@@ -78,7 +78,7 @@ def train_in(folder, experiment, *, fresh=False, notes=None, **options):
     after."""
     notes = notes or Notes()
     standing = look(Task(experiment.config, folder), fresh=fresh)
-    train(experiment, standing, observers=[notes], **options)
+    train([experiment], [standing], observers=[notes], **options)
     return notes.before
 
 

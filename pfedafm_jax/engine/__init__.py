@@ -7,6 +7,7 @@ from pfedafm_jax.engine.programs import Programs, build
 from pfedafm_jax.engine.round import RoundResult, draw_participants, evaluate, run_round
 from pfedafm_jax.engine.state import State, start
 from pfedafm_jax.engine.store import ClientStore
+from pfedafm_jax.engine.together import Together, can_go_together
 
 __all__ = [
     "ClientStore",
@@ -16,7 +17,9 @@ __all__ = [
     "Programs",
     "RoundResult",
     "State",
+    "Together",
     "build",
+    "can_go_together",
     "draw_participants",
     "evaluate",
     "join",

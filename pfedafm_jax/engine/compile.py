@@ -54,6 +54,8 @@ class Form(NamedTuple):
     clients_per_step: int  # 0: one in a loop; all that fall to a device, and fit, in lockstep
     precision: str  # of products, see `matmul_precision`
     kernels: str  # which form of the kernels is traced
+    runs: int = 1  # that go through the programs together, in lockstep
+    stages: tuple[str, ...] = ()  # the programs that are needed; empty: all
 
     def step(self, share: float = 1.0) -> int:
         """Clients that a device trains at once, where this share of participants comes together."""
@@ -65,7 +67,7 @@ class Form(NamedTuple):
         if self.devices.memory:
             images = self.num_images * int(np.prod(self.architectures[0].image_shape))
             room = self.devices.memory * MEMORY_USED - images
-            most = min(most, int(room / client_bytes(self)))
+            most = min(most, int(room / (self.runs * client_bytes(self))))
         return max(1, most)
 
     def slots(self, share: float = 1.0) -> int:
@@ -133,7 +135,7 @@ def compiled(form: Form) -> Compiled:
             if name in ("train", "evaluate", "shared"):
                 numbers |= dict.fromkeys(program.out_info.info)
         done = {name: tuple(job.result() for job in jobs) for name, jobs in found.items()}
-    empty = [_zeros(_spread(form.devices, totals)) for totals in shapes.totals]
+    empty = [_zeros(_spread(form.devices, _runs(form, totals))) for totals in shapes.totals]
     return Compiled(
         **{name: done.get(name, ()) for name in ("train", "evaluate", "place", "take")},
         **{name: done.get(name, (None,))[0] for name in ("shared", "update", "sum")},
@@ -197,21 +199,32 @@ def _bytes(tree: Tree) -> int:
 
 
 def traced(form: Form, shapes: Shapes) -> Iterator[tuple[str, Any]]:
-    """Every program of a run by its name in `Compiled`, traced and ready to be compiled."""
+    """The programs of a run by their names in `Compiled`, traced and ready to be compiled."""
+    for name, trace in _programs(form, shapes):
+        if not form.stages or name in form.stages:
+            yield name, trace()
+
+
+def _programs(form: Form, shapes: Shapes) -> Iterator[tuple[str, Callable[[], Any]]]:
     devices, none = form.devices, Totals({}, {})
-    precision = matmul_precision(form.precision)
 
-    def stage(kind: str, work: Stage, architecture, state: Tree, totals: Totals, share: float):
-        TRACED[kind] += 1
-        program = over_slots(work, architecture, form.step(share), form.lockstep)
-        donate = () if work is evaluate else (2,)  # trained states take the place of the old ones
-        rows = form.slots(share)
-        states, slots = (_spread(devices, one, rows) for one in (state, shapes.slot))
-        sums, trips = _spread(devices, totals), _spread(devices, _shape())
-        arguments = shapes.common, sums, states, slots, trips
-        with precision:
-            return kind, devices.lowered(program, arguments, (None, 0, 0, 0, 0), donate=donate)
+    def stage(name: str, work: Stage, architecture, state: Tree, totals: Totals, share: float):
+        def trace() -> Any:
+            TRACED[name] += 1
+            program = over_slots(work, architecture, form.step(share), form.lockstep, form.runs)
+            donate = () if work is evaluate else (2,)  # trained states take the old ones' place
+            rows = form.runs * form.slots(share)
+            states, slots = (_spread(devices, one, rows) for one in (state, shapes.slot))
+            sums, trips = _spread(devices, _runs(form, totals)), _spread(devices, _shape())
+            arguments = common, sums, states, slots, trips
+            with matmul_precision(form.precision):
+                return devices.lowered(program, arguments, (None, 0, 0, 0, 0), donate=donate)
 
+        return name, trace
+
+    common = shapes.common
+    if form.runs > 1:
+        common = _runs(form, common)._replace(images=common.images, labels=common.labels)
     for kind, state in zip(shapes.kinds, shapes.states, strict=True):
         about = kind.architecture, state
         yield stage("train", work, *about, shapes.totals[0], form.share(kind))
@@ -221,11 +234,12 @@ def traced(form: Form, shapes: Shapes) -> Iterator[tuple[str, Any]]:
     for number, architecture in enumerate(form.architectures) if form.lockstep else ():
         index = next(i for i, kind in enumerate(shapes.kinds) if number in kind.members)
         kind, wide = shapes.kinds[index], shapes.states[index]
-        buffer = _spread(devices, wide, form.slots(form.share(kind)))
+        buffer = _spread(devices, wide, form.runs * form.slots(form.share(kind)))
         state, row = _spread(devices, shapes.starts[number]), _spread(devices, _shape())
-        move = partial(place, kind, architecture)
-        yield "place", devices.lowered(move, (buffer, state, row), (0, 0, 0), donate=(0,))
-        yield "take", devices.lowered(partial(take, kind, architecture), (buffer, row), (0, 0))
+        into = partial(place, kind, architecture), (buffer, state, row), (0, 0, 0)
+        yield "place", partial(devices.lowered, *into, donate=(0,))
+        out = partial(take, kind, architecture), (buffer, row), (0, 0)
+        yield "take", partial(devices.lowered, *out)
     if not jax.tree.leaves(shapes.totals):
         return
 
@@ -235,13 +249,20 @@ def traced(form: Form, shapes: Shapes) -> Iterator[tuple[str, Any]]:
         weight = {name: part for stage in totals for name, part in stage.weight.items()}
         return method.server_update(server, average(server, numerator, weight))
 
-    totals, common = list(shapes.totals), shapes.common
-    with precision:
-        yield (
-            "update",
-            jax.jit(update).lower(*devices.everywhere((common.method, common.server, totals))),
-        )
-    yield "sum", devices.lowered(sum_over_devices, (_spread(devices, totals),), (0,), None)
+    def trace_update() -> Any:
+        every = jax.vmap(update) if form.runs > 1 else update
+        with matmul_precision(form.precision):
+            return jax.jit(every).lower(*devices.everywhere((common.method, common.server, totals)))
+
+    totals = _runs(form, list(shapes.totals))
+    yield "update", trace_update
+    yield "sum", partial(devices.lowered, sum_over_devices, (_spread(devices, totals),), (0,), None)
+
+
+def _runs(form: Form, tree: Tree) -> Tree:
+    """Shapes with the runs in front, where there are several."""
+    front = (form.runs,) if form.runs > 1 else ()
+    return jax.tree.map(lambda leaf: _shape(*front, *leaf.shape, dtype=leaf.dtype), tree)
 
 
 def _shape(*shape: int, dtype: Any = np.int32) -> Any:

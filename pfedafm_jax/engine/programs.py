@@ -58,6 +58,8 @@ class Programs:
     train_rows: np.ndarray
     test_rows: np.ndarray
     lockstep: bool
+    runs: int = 1  # whose clients these are, one run's after the other's, see `together.py`
+    stages: tuple[str, ...] = ()  # the programs that are needed; empty: all
 
     @property
     def form(self) -> Form:
@@ -65,7 +67,7 @@ class Programs:
         return Form(
             method=jax.tree.structure(self.method),
             architectures=self.architectures,
-            num_images=len(self.dataset.images),
+            num_images=self.images.shape[0],
             train_width=self.train_rows.shape[1],
             test_width=self.test_rows.shape[1],
             devices=self.devices,
@@ -74,6 +76,8 @@ class Programs:
             clients_per_step=self.config.clients_per_step,
             precision=self.config.precision,
             kernels=str(kernels.form()),
+            runs=self.runs,
+            stages=self.stages,
         )
 
     @cached_property
@@ -113,9 +117,9 @@ class Programs:
         """Multiply-adds of each client's model for one image, float `[clients]`."""
         return np.array([one.macs for one in self.architectures], float)[self.groups]
 
-    def common(self, server: Server, t: int) -> Common:
+    def common(self, server: Server, t: int | np.ndarray) -> Common:
         """What all clients of round `t` share, on the devices."""
-        number = self.devices.replicate(np.int32(t))
+        number = self.devices.replicate(np.asarray(t, np.int32))
         return Common(self.numbers, self.images, self.labels, server, self.key_data, number)
 
     @cached_property
@@ -203,4 +207,4 @@ def _padded(rows: Sequence[np.ndarray], tight: bool) -> np.ndarray:
 
 
 def _number(value: Any) -> np.ndarray:
-    return np.asarray(value, np.uint32 if isinstance(value, np.unsignedinteger) else np.float32)
+    return np.asarray(value, np.uint32 if np.asarray(value).dtype.kind == "u" else np.float32)

@@ -1,6 +1,7 @@
 """A round as a function of programs and state: local work of participants, then the average."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 
 from pfedafm_jax.engine.compile import shapes_of
 from pfedafm_jax.engine.programs import Programs
-from pfedafm_jax.engine.schedule import Call, assign, schedule
+from pfedafm_jax.engine.schedule import Call, assign, merged, schedule
 from pfedafm_jax.engine.state import State
 from pfedafm_jax.engine.visit import Slots, Totals, Worked
 
@@ -31,18 +32,21 @@ def draw_participants(seed: int, t: int, num_clients: int, num_participants: int
 
 
 def participants_of(
-    programs: Programs, t: int, participants: Sequence[int] | np.ndarray | None
+    programs: Programs, t: int | np.ndarray, participants: Sequence[int] | np.ndarray | None
 ) -> list[int]:
     """Those given, or those drawn for round `t`."""
     if participants is None:
         config = programs.config
         counts = config.num_clients, config.num_participants
-        participants = draw_participants(config.seed, t, *counts)
+        participants = draw_participants(config.seed, int(t), *counts)
     return [int(client) for client in participants]
 
 
 def run_round(
-    programs: Programs, state: State, t: int, participants: Sequence[int] | np.ndarray | None = None
+    programs: Programs,
+    state: State,
+    t: int | np.ndarray,
+    participants: Sequence[int] | np.ndarray | None = None,
 ) -> tuple[State, RoundResult]:
     """One communication round.
 
@@ -100,7 +104,7 @@ def evaluate(
 def _train(
     programs: Programs,
     state: State,
-    t: int,
+    t: int | np.ndarray,
     clients: list[int],
     weights: dict[int, float],
     numbers: Numbers,
@@ -145,7 +149,11 @@ def _finish(
 
 
 def _train_shared(
-    programs: Programs, state: State, t: int, weights: dict[int, float], numbers: Numbers
+    programs: Programs,
+    state: State,
+    t: int | np.ndarray,
+    weights: dict[int, float],
+    numbers: Numbers,
 ) -> Totals:
     """The stage that clients of all architectures go through together, for those with a weight."""
     compiled, common = programs.compiled, programs.common(state.server, t)
@@ -178,17 +186,19 @@ def calls_of(
     programs: Programs, clients: list[int], samples: np.ndarray, together: bool = False
 ) -> list[Call]:
     """Calls for these clients, or as one group, balanced by samples times cost of a model."""
-    form = programs.form
+    form, count = programs.form, programs.config.num_clients
     shares = [1.0] if together else [form.share(kind) for kind in shapes_of(form).kinds]
     macs = float(programs.method.shared.macs) if together else programs.macs
-    return schedule(
-        clients,
-        np.zeros_like(programs.groups) if together else programs.kinds,
-        samples * macs,
+    plan = partial(
+        schedule,
+        groups=np.zeros_like(programs.groups) if together else programs.kinds,
+        work=samples * macs,
         num_devices=len(programs.devices),
         clients_per_step=[form.step(share) for share in shares],
         slots=[form.slots(share) for share in shares],
     )
+    runs = [[k for k in clients if k // count == run] for run in range(programs.runs)]
+    return merged([plan(own) for own in runs])
 
 
 def _states(programs: Programs, state: State, call: Call, together: bool = False) -> Tree:
@@ -208,7 +218,7 @@ def _slots(programs: Programs, call: Call, weights: dict[int, float]) -> Slots:
         return np.where(flat >= 0, sizes[flat], 0).astype(np.int32)
 
     weight = np.array([weights.get(int(client), 0.0) for client in flat], np.float32)
-    client = np.maximum(flat, 0).astype(np.int32)
+    client = (np.maximum(flat, 0) % programs.config.num_clients).astype(np.int32)  # in its own run
     train, test = programs.train_rows[flat], programs.test_rows[flat]
     rows: Any = (client, train, count(programs.num_train), test, count(programs.num_test), weight)
     return _folded(call, Slots(*rows))

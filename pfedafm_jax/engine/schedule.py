@@ -70,6 +70,27 @@ def schedule(
     return calls
 
 
+def merged(several: Sequence[list[Call]]) -> list[Call]:
+    """The calls of several runs side by side: as many slots for each, one after the other.
+
+    >>> calls = [[Call(0, np.array([[3, 1]]), np.array([1]))], [Call(0, np.array([[7, -1]]), np.array([1]))]]
+    >>> merged(calls)[0].clients
+    array([[ 3,  1,  7, -1]])
+    """
+    if len(several) == 1:
+        return several[0]
+    made = []
+    for group in sorted({call.group for calls in several for call in calls}):
+        own = [[call for call in calls if call.group == group] for calls in several]
+        empty = next(call for calls in own for call in calls)
+        empty = empty._replace(clients=np.full_like(empty.clients, -1))
+        for index in range(max(map(len, own))):
+            side = [calls[index] if index < len(calls) else empty for calls in own]
+            clients = np.concatenate([call.clients for call in side], axis=1)
+            made.append(Call(group, clients, np.ones_like(empty.trips)))
+    return made
+
+
 def assign(
     clients: Sequence[int], work: np.ndarray, home: np.ndarray, devices: np.ndarray
 ) -> np.ndarray:

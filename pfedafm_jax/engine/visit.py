@@ -141,7 +141,11 @@ Stage = Callable[[Architecture | None, Common, Tree, Slots], Visit]
 
 
 def over_slots(
-    stage: Stage, architecture: Architecture | None, clients_per_step: int, lockstep: bool = False
+    stage: Stage,
+    architecture: Architecture | None,
+    clients_per_step: int,
+    lockstep: bool = False,
+    runs: int = 1,
 ) -> Callable:
     """A stage for all slots of one device.
 
@@ -150,6 +154,8 @@ def over_slots(
         architecture: that of the clients; None for the stage that all share.
         clients_per_step: how many clients are vectorized.
         lockstep: all slots are one step, whatever `trips` says.
+        runs: how many runs go together in lockstep, each with its part of the slots; what is not
+            images and labels of `common`, and `totals`, then have the runs in front.
 
     Returns:
         `(common, totals, states, slots, trips) -> Worked`, with states `[slots, …]`: `trips` steps
@@ -178,6 +184,14 @@ def over_slots(
         sums = jax.tree.map(lambda total, row: total + jnp.sum(row, axis=0), totals, rows)
         return Worked(visit.state, sums, visit.info)
 
+    def several(common: Common, totals: Totals, states: Tree, slots: Slots, trips: jax.Array):
+        split = partial(jax.tree.map, lambda leaf: leaf.reshape(runs, -1, *leaf.shape[1:]))
+        own: Any = Common(method=0, images=None, labels=None, server=0, key=0, round=0)  # pyright: ignore
+        together = jax.vmap(all_at_once, in_axes=(own, 0, 0, 0, None))
+        worked = together(common, totals, split(states), split(slots), trips)
+        join = partial(jax.tree.map, lambda leaf: leaf.reshape(-1, *leaf.shape[2:]))
+        return Worked(join(worked.state), worked.totals, join(worked.info))
+
     def put(buffer: Tree, rows: Tree, first: jax.Array) -> Tree:
         place = partial(lax.dynamic_update_slice_in_dim, start_index=first, axis=0)
         return jax.tree.map(place, buffer, rows)
@@ -200,6 +214,8 @@ def over_slots(
 
         return lax.fori_loop(0, trips, body, Worked(kept, totals, info))
 
+    if runs > 1:
+        return several
     return all_at_once if lockstep else program
 
 
