@@ -2,6 +2,7 @@
 to the loop."""
 
 import dataclasses
+import logging
 import signal
 
 import jax
@@ -24,7 +25,15 @@ from small import (
 
 from pfedafm_jax.compare import compare
 from pfedafm_jax.data import dataset_from_arrays
-from pfedafm_jax.engine import Devices, Together, build, can_go_together, run_round, start
+from pfedafm_jax.engine import (
+    Devices,
+    Together,
+    build,
+    can_go_together,
+    run_round,
+    setup_devices,
+    start,
+)
 from pfedafm_jax.engine.compile import TRACED, client_bytes, compiled, shapes_of, traced
 from pfedafm_jax.engine.schedule import Call
 from pfedafm_jax.errors import Interrupted, PfedafmError
@@ -151,6 +160,17 @@ def test_precision_is_that_of_every_product(precision, words):
     name, program = next(traced(form, shapes_of(form)))
     products = [line for line in program.as_text().splitlines() if "dot_general" in line]
     assert name == "train" and products and all(words in line for line in products)
+
+
+def test_cuda_without_a_driver_costs_one_line(caplog):
+    setup_devices(cache=False)
+    try:
+        raise RuntimeError("helpers.cc:135: operation cuInit(0) failed: error 303; no name. More")
+    except RuntimeError:
+        logging.getLogger("jax._src.xla_bridge").exception("Jax plugin configuration error: …")
+    (record,) = caplog.records
+    words = "no GPU can be used, so the CPU is; JAX says: operation cuInit(0) failed: error 303"
+    assert record.getMessage() == f"warning: {words}" and record.exc_info is None
 
 
 def test_a_cpu_has_no_tf32():

@@ -51,8 +51,12 @@ def alone(tmp_path_factory) -> list[dict]:
     return rows(folder)
 
 
-def test_two_processes_agree_with_one_and_one_goes_on_from_them(tmp_path, alone):
-    finish(*start_pair(tmp_path / "two", ROUNDS - 2))
+@pytest.mark.parametrize(
+    "layout",
+    [[], pytest.param(["--layout", "lockstep", "--backend", "shard_map"], marks=pytest.mark.slow)],
+)
+def test_two_processes_agree_with_one_and_one_goes_on_from_them(tmp_path, alone, layout):
+    finish(*start_pair(tmp_path / "two", ROUNDS - 2, (layout, layout)))
     tiny_command.run_here(tmp_path / "two", "--rounds", str(ROUNDS))
     assert_same(rows(tmp_path / "two"), alone)
 

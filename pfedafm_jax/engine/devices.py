@@ -43,7 +43,7 @@ def setup_devices(count: int = 0, cache: bool = True) -> None:
 def _without_driver(record: logging.LogRecord) -> bool:
     """JAX's traceback where CUDA is installed and there is no driver, as one line."""
     if record.exc_info and "plugin configuration error" in str(record.msg):
-        why = str(record.exc_info[1]).split(". ")[0].splitlines()[0]
+        why = str(record.exc_info[1]).splitlines()[0].split(";")[0].split(": ", 1)[-1]
         record.msg = f"warning: no GPU can be used, so the CPU is; JAX says: {why}"
         record.args = record.exc_info = record.exc_text = None
     return True
