@@ -127,6 +127,7 @@ def shared_rows(work: Work, train: int = 480, test: int = 120) -> Partition:
         tuple(np.sort(order[:train]) for order in orders),
         tuple(np.sort(order[train : train + test]) for order in orders),
         (np.zeros(0, np.int32),) * len(orders),
+        shared=True,
     )
 
 

@@ -151,7 +151,6 @@ def build_programs(options: argparse.Namespace) -> Any:
         layout=options.layout,
         clients_per_step=options.clients_per_step,
         backend=options.backend,
-        precision=options.precision,
         kernels="xla",
     ).check()
     images, labels = np.zeros((IMAGES, 32, 32, 3), np.uint8), np.arange(IMAGES) % 10
@@ -360,7 +359,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         os.environ["XLA_FLAGS"] = f"--xla_gpu_autotune_level=0 --xla_dump_to={folder}"
         programs = build_programs(options)
         devices, why = described(options)
-        form = programs.form._replace(devices=devices, runs=options.runs)
+        form = programs.form._replace(
+            devices=devices, runs=options.runs, precision=options.precision
+        )
         rows, found = compile_all(programs, form, not why, folder)
     about = f"{options.method}, {options.layout}, {options.runs} run{'s' * (options.runs > 1)}, K = {options.participants}, E = {options.epochs}, "
     result = {

@@ -36,6 +36,7 @@ from pfedafm_jax.settings import (
 if TYPE_CHECKING:
     from pfedafm_jax.data import Dataset
 
+PARTITIONS = ("pathological", "dirichlet", "iid", "natural")
 CONFIGS = Path(__file__).parent / "configs"
 METHOD_SETTINGS: dict[str, type[MethodSettings]] = {}
 """The `Settings` of every registered method, by the method's name; `register_method` adds to it."""
@@ -56,8 +57,9 @@ class Data:
     """Number of classes of the synthetic dataset."""
     synthetic_samples: Count = 6000
     """Number of images of the synthetic dataset."""
-    partition: Literal["pathological", "dirichlet"] = "pathological"
-    """A few classes a client, or Dirichlet(gamma) shares."""
+    partition: str = "pathological"
+    """pathological: a few classes a client; dirichlet: Dirichlet(gamma) shares; iid: even shares;
+    natural: as the data says (user in npz); or a file NAME.npz that `Partition.save` wrote."""
     classes_per_client: Annotated[int, Ge(1), Le(1000)] = 2
     """Pathological: classes that a client sees."""
     gamma: Annotated[float, Ge(1e-3), Le(1e6)] = 0.5
@@ -240,6 +242,9 @@ class Config(Machine, Training, Clients, Data):
         if self.image_size and not self.dataset.startswith(("folder:", "tfds:")):
             accepted = f"0 (as they are) for {self.dataset}, where all have one size"
             raise bad("image_size", self.image_size, accepted)
+        if self.partition not in PARTITIONS and not self.partition.endswith(".npz"):
+            accepted = f"{known(self.partition, PARTITIONS)}, or a file, NAME.npz"
+            raise bad("partition", self.partition, accepted)
         least = 6 * self.synthetic_classes
         if self.dataset == "synthetic" and self.synthetic_samples < least:
             accepted = f"at least {least} for {self.synthetic_classes} classes"

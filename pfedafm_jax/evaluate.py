@@ -13,7 +13,8 @@ from pfedafm_jax.training import EVALUATION_BATCH, ClientData, LocalTraining, lo
 def accuracy(
     training: LocalTraining, predict: Callable[[jax.Array], dict[str, jax.Array]], data: ClientData
 ) -> dict[str, jax.Array]:
-    """Accuracy of each named prediction, as a share of the client's own test images."""
+    """Accuracy of each named prediction, as a share of the client's own test images; NaN without
+    any, so that such a client counts in no mean."""
     size, shape = EVALUATION_BATCH, (1, *data.images.shape[1:])
     rows = jnp.pad(data.test, (0, size))
     names = jax.eval_shape(predict, jax.ShapeDtypeStruct(shape, jnp.float32)).keys()
@@ -31,5 +32,5 @@ def accuracy(
 
     blocks = loop_bound(training, data.num_test, size, data.test.shape[0])
     correct = lax.fori_loop(0, blocks, block, dict.fromkeys(names, jnp.int32(0)))
-    total = jnp.maximum(data.num_test, 1).astype(jnp.float32)
+    total = data.num_test.astype(jnp.float32)  # 0 / 0 is NaN
     return {name: count.astype(jnp.float32) / total for name, count in correct.items()}

@@ -46,6 +46,9 @@ def held_out(config: Config, dataset: Dataset) -> Partition:
 
 def _shares(config: Config, dataset: Dataset) -> Partition:
     config.check(dataset)
+    if config.partition.endswith(".npz"):
+        count = config.num_clients + config.held_out_clients
+        return Partition.load(config.partition).check(len(dataset.images), count)
     return make_partition(
         dataset.labels,
         dataset.num_train,
@@ -58,6 +61,7 @@ def _shares(config: Config, dataset: Dataset) -> Partition:
         min_samples=config.min_samples,
         seed=config.seed,
         num_classes=dataset.num_classes,
+        users=dataset.users,
     )
 
 
@@ -82,6 +86,7 @@ class Experiment:
         self.config = config = config.check(dataset)
         self.dataset = dataset if dataset is not None else load_data(config, data_dir, log)
         self.partition = partition if partition is not None else split(config, self.dataset)
+        self.partition.check(len(self.dataset.images), config.num_clients)
         self.kernels = kernels.choose(config.kernels, log)  # before anything is traced
         self.programs = build(config, self.dataset, self.partition, devices)
         self._loop = reference if reference.needed(config) else engine
@@ -241,6 +246,7 @@ class Experiment:
             "kernels": str(self.kernels),
             "data": {
                 "source": self.dataset.source,
+                "partition": self.partition.about,
                 "digest": self.dataset.digest,
                 "image_shape": self.dataset.image_shape,
                 "classes": self.dataset.class_names,

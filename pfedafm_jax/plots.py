@@ -77,14 +77,15 @@ def accuracy_by_client(
     """Each client's accuracy, sorted within its architecture; the dashed line is the mean.
 
     Args:
-        accuracy: shares, `[clients]`.
+        accuracy: shares, `[clients]`; NaN: a client without test images, which is left out.
         groups: the number of each client's architecture, `[clients]`.
         names: the architectures.
     """
     figure, axes = figures.plain_figure(8.0, 4.0)
-    start, values = 0, 100 * np.asarray(accuracy, float)
+    known = np.isfinite(accuracy)
+    start, values, groups = 0, 100 * np.asarray(accuracy, float)[known], np.asarray(groups)[known]
     for group, (name, colour) in enumerate(zip(names, itertools.cycle(COLOURS), strict=False)):
-        bars = np.sort(values[np.asarray(groups) == group])[::-1]
+        bars = np.sort(values[groups == group])[::-1]
         places, label = start + np.arange(len(bars)), architecture_label(name)
         mean = f" {bars.mean():.1f} %" if len(bars) else ""
         axes.bar(places, bars, width=0.9, color=colour, label=label + mean)

@@ -170,9 +170,6 @@ def print_plan(experiment: Experiment, name: str = "", run_dir: str | Path | Non
         counts = np.bincount(programs.groups, minlength=len(programs.architectures))
         networks = zip(counts, programs.architectures, strict=True)
     shown = (f"{n} × {architecture_label(one.name)} ({human(one.params)})" for n, one in networks)
-    shares = f"Dirichlet({config.gamma:g})"
-    if config.partition == "pathological":
-        shares = f"{config.classes_per_client} of {dataset.num_classes} classes a client"
     costs = programs.costs(range(config.num_clients))
     up, down, flops = (
         human(config.num_participants * float(np.mean([getattr(cost, part) for cost in costs])))
@@ -181,7 +178,7 @@ def print_plan(experiment: Experiment, name: str = "", run_dir: str | Path | Non
     shared = human(method.shared.extractor_params)
     rows = {
         "data": dataset.source,
-        "split": f"{shares}, {sizes.min()} to {sizes.max()} training images each "
+        "split": f"{experiment.partition.about}, {sizes.min()} to {sizes.max()} training images each "
         f"({config.protocol} protocol)",
         "clients": f"{config.num_clients}, {config.num_participants} a round; "
         f"parameters: {', '.join(shown)}",

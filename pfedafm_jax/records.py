@@ -84,6 +84,12 @@ def mean(values: np.ndarray) -> float | None:
     return round(float(finite.mean()), 6) if finite.size else None
 
 
+def spread(values: np.ndarray) -> float | None:
+    """Standard deviation over clients, to six places; None where nothing is finite."""
+    finite = np.asarray(values)[np.isfinite(values)]
+    return round(float(np.std(finite)), 6) if finite.size else None
+
+
 @dataclass(frozen=True)
 class Summary:
     """A run in numbers. `docs/evaluation.md` says what each accuracy is good for."""
@@ -155,7 +161,7 @@ def summarize(
         last_ten_mean_accuracy=round(sum(last_ten) / len(last_ten), 6) if last_ten else None,
         final_all_clients_accuracy=everyone[-1] if everyone else None,
         best_all_clients_accuracy=max(everyone, default=None),
-        spread_over_clients=None if last is None else round(float(np.std(last)), 6),
+        spread_over_clients=None if last is None else spread(last),
         rounds=len(records),
         seconds=round(sum(r.seconds for r in records), 3),
         compile_seconds=timing.pop("compile_seconds", 0.0),

@@ -191,7 +191,9 @@ def _conventions(run: Run) -> list[list[str]]:
     clients = run.clients
     if len(clients.get("evaluation_rounds", ())):
         last = [clients[f"all_clients/accuracy{name}"][-1] for name in names]
-        weighted = (np.average(scores, weights=clients["num_test"]) for scores in last)
+        tested = clients["num_test"] > 0
+        last = [scores[tested] for scores in last]
+        weighted = (np.average(one, weights=clients["num_test"][tested]) for one in last)
         title = "all clients, last, weighted by test images"
         rows.append([title, *(_percent(float(value)) for value in weighted)])
         title = "spread over clients, last (standard deviation)"

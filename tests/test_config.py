@@ -62,7 +62,11 @@ def test_every_setting_refuses_what_is_out_of_its_range_and_names_itself(name, s
     ("name", "value", "accepted"),
     [
         ("image_size", 32, "0 (as they are) for cifar10"),
-        ("partition", "pathologic", "pathological, dirichlet (did you mean pathological?)"),
+        (
+            "partition",
+            "pathologic",
+            "pathological, dirichlet, iid, natural (did you mean pathological?), or a file",
+        ),
         ("classes_per_client", 11, "1 to 10, the classes of cifar10"),
         ("validation_fraction", 1.0, "a number from 0, below 1"),
         ("num_clients", 0, "a whole number from 1 to 10,000,000"),

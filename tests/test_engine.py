@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from small import all_moved, same, states
 
+from pfedafm_jax import plots
 from pfedafm_jax.engine import Devices, build, evaluate, run_round, start
 from pfedafm_jax.engine.compile import TRACED
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.experiment import Experiment
 
 
 @pytest.fixture(scope="module")
@@ -179,3 +181,17 @@ def test_costs_follow_the_participants(programs):
     costs = programs.costs([0, 1])
     by_hand = [programs.method.cost(programs.architectures[k], (21, 16)[k], 4) for k in (0, 1)]
     assert costs == by_hand
+
+
+def test_a_client_without_test_images_counts_in_no_mean(config, dataset, partition):
+    untested = (partition.test[0][:0], *partition.test[1:])
+    config = dataclasses.replace(config, participation=1.0, method="standalone", rounds=1)
+    experiment = Experiment(config, dataset, dataclasses.replace(partition, test=untested))
+    (record,) = experiment.rounds()
+    scores = experiment.visits["accuracy"][0]
+    assert np.isnan(scores[0]) and np.isfinite(scores[1:]).all()
+    assert record.mean_accuracy == pytest.approx(scores[1:].mean(), abs=1e-6)
+    assert record.all_clients_accuracy == pytest.approx(scores[1:].mean(), abs=1e-6)
+    assert record.not_finite == 0
+    assert experiment.summary().spread_over_clients == pytest.approx(scores[1:].std(), abs=1e-6)
+    plots.accuracy_by_client(scores, experiment.programs.groups, ["a", "b"])

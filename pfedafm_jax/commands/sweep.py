@@ -107,7 +107,7 @@ def validation_split(config: Config, dataset: Dataset) -> Partition:
     """The clients' shares with held-out training data where the test data would be."""
     whole = split(config, dataset)
     nothing = tuple(np.zeros(0, np.int32) for _ in whole.train)
-    return Partition(whole.train, whole.validation, nothing)
+    return replace(whole, test=whole.validation, validation=nothing)
 
 
 # -------------------------------------------------------------------------------- the choice

@@ -4,7 +4,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -44,6 +44,7 @@ class Dataset:
     source: str  # one line for people: where it came from
     digest: str  # sha256 (hexadecimal) that changes with any image, label or order
     class_names: tuple[str, ...]  # numbers where nobody gave them names
+    users: np.ndarray | None = None  # int32 [num]: whose image it is, 0, 1, …, where the data says
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -127,12 +128,14 @@ def dataset_from_arrays(
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
     source: str = "arrays given by the caller",
+    users: np.ndarray | None = None,
 ) -> Dataset:
     """Bring your own data: uint8 images [num, height, width(, channels)], labels [num] from 0 on.
 
     Grey images may come without a channel axis. `num_classes` defaults to the largest label plus
     one, and then every class must have an image; `class_names` to their numbers; `mean` and `std`
-    to those of the training images.
+    to those of the training images. `users` names or numbers the owner of each image, training
+    images first, for `partition="natural"`.
 
     >>> images, labels = np.zeros((6, 8, 8), np.uint8), np.array([0, 1, 2, 0, 1, 2])
     >>> dataset = dataset_from_arrays("mine", images[:4], labels[:4], images[4:], labels[4:])
@@ -171,7 +174,16 @@ def dataset_from_arrays(
     if problem:
         raise PfedafmError(f"dataset {name!r}: {problem}")
     names = tuple(class_names) or tuple(map(str, range(classes)))
-    return _assemble(name, arrays, names, mean, std, source, (*sums_of(arrays), *given))
+    if users is None:
+        return _assemble(name, arrays, names, mean, std, source, (*sums_of(arrays), *given))
+    users, count = np.asarray(users), len(arrays.train_images) + len(arrays.test_images)
+    if users.shape != (count,) or users.dtype.kind not in "iuSU":
+        found = f"users is {users.dtype} {users.shape}"
+        raise PfedafmError(f"dataset {name!r}: {found}; accepted: {count} numbers or names")
+    numbers = np.unique(users, return_inverse=True)[1].astype(np.int32)
+    given.append(f"users {hashlib.sha256(numbers.tobytes()).hexdigest()}")
+    made = _assemble(name, arrays, names, mean, std, source, (*sums_of(arrays), *given))
+    return replace(made, users=numbers)
 
 
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -22,6 +22,7 @@ KEYS = (
     ("train_images", "train_labels", "test_images", "test_labels"),
     ("x_train", "y_train", "x_test", "y_test"),
 )
+USERS = ("user", "test_user")
 
 
 class Found(NamedTuple):
@@ -31,14 +32,18 @@ class Found(NamedTuple):
     num_classes: int | None  # None: as many as there are labels
     source: str
     class_names: tuple[str, ...] = ()
+    users: np.ndarray | None = None
 
 
 def read_npz(path: Path) -> Found:
-    """`images` and `labels`, and, where there are any, `test_images` and `test_labels`."""
+    """`images` and `labels`, and, where there are any, `test_images` and `test_labels`; `user` and
+    `test_user` say whose they are."""
     what = naming(f"{str(path)!r} cannot be read as a .npz file, which numpy.savez writes")
     with what, reading(path) as file, np.load(file, allow_pickle=False) as archive:
         names = list(archive.files)
-        content = {name: np.atleast_1d(archive[name]) for name in {*names} & {*sum(KEYS, ())}}
+        content = {
+            name: np.atleast_1d(archive[name]) for name in {*names} & {*sum(KEYS, ()), *USERS}
+        }
     keys = next((keys for keys in KEYS if set(keys[:2]) <= set(content)), None)
     if keys is None or (keys[2] in content) != (keys[3] in content):
         raise PfedafmError(
@@ -48,7 +53,11 @@ def read_npz(path: Path) -> Found:
     images, labels = content[keys[0]], content[keys[1]]
     test = content.get(keys[2], images[:0]), content.get(keys[3], labels[:0])
     source = f"{path}: {_count(len(images), len(test[0]))}"
-    return Found(Arrays(images, labels, *test), None, source)
+    given = [content[name] for name in USERS if name in content]
+    if given and len(given) != 1 + (len(test[0]) > 0):
+        raise PfedafmError(f"{path}: user and test_user are needed, for images and test_images")
+    users = np.concatenate(given) if given else None
+    return Found(Arrays(images, labels, *test), None, source, users=users)
 
 
 def _count(train: int, test: int) -> str:

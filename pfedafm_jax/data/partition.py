@@ -1,28 +1,38 @@
-"""Which client holds which images: the pathological and the Dirichlet split."""
+"""Which client holds which images: splits that are drawn, and those that come with the data."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from pfedafm_jax.data.shares import apportion, dirichlet_counts, draw_classes, pathological_counts
+from pfedafm_jax.data.shares import (
+    apportion,
+    dirichlet_counts,
+    draw_classes,
+    even_counts,
+    pathological_counts,
+)
 from pfedafm_jax.errors import PfedafmError, naming
 from pfedafm_jax.files import reading, write_atomically
 from pfedafm_jax.settings import bad
 
-KINDS = ("pathological", "dirichlet")
+KINDS = ("pathological", "dirichlet", "iid", "natural")
+PARTS = ("train", "test", "validation")
 PROTOCOLS = ("paper", "authors")
 AUTHORS_TRAIN_SHARE = 4 / 5  # the released code keeps 40 000 of the 50 000 official training images
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Per client, ascending int32 indices into `Dataset.images`. No index occurs twice anywhere."""
+    """Per client, ascending int32 indices into `Dataset.images`. No index occurs twice anywhere,
+    unless `shared` says that clients may have the same images."""
 
     train: tuple[np.ndarray, ...]
     test: tuple[np.ndarray, ...]
     validation: tuple[np.ndarray, ...]  # empty arrays unless asked for
+    about: str = "a partition of one's own"  # for people
+    shared: bool = False
 
     @property
     def num_clients(self) -> int:
@@ -30,7 +40,36 @@ class Partition:
 
     def of(self, clients: slice) -> "Partition":
         """The same for some of the clients."""
-        return Partition(self.train[clients], self.test[clients], self.validation[clients])
+        return replace(self, **{part: getattr(self, part)[clients] for part in PARTS})
+
+    def check(self, num_images: int, num_clients: int) -> "Partition":
+        """Raises `PfedafmError` where it cannot be that of so many images and clients; itself."""
+        parts = {part: getattr(self, part) for part in PARTS}
+        for part, arrays in parts.items():
+            if len(arrays) != num_clients:
+                found = f"{len(arrays)} clients in {part!r}"
+                raise PfedafmError(f"partition: {found}, num_clients is {num_clients}")
+        for client, own in enumerate(zip(*parts.values(), strict=True)):
+            rows = np.concatenate(own)
+            problem = ""
+            if rows.dtype.kind not in "iu" or any(one.ndim != 1 for one in own):
+                problem = f"rows are {rows.dtype} {rows.shape}; accepted: integers [images]"
+            elif len(own[0]) == 0:
+                problem = "has no training images"
+            elif rows.min() < 0 or rows.max() >= num_images:
+                problem = f"has rows {rows.min()} to {rows.max()}; accepted: 0 to {num_images - 1}"
+            elif len(np.unique(rows)) < len(rows):
+                problem = "has an image twice, or one to train and to test on"
+            if problem:
+                raise PfedafmError(f"partition: client {client} {problem}")
+        rows = np.concatenate([rows for arrays in parts.values() for rows in arrays])
+        if not self.shared and len(np.unique(rows)) < len(rows):
+            row = np.flatnonzero(np.bincount(rows) > 1)[0]
+            accepted = "or say that clients may share images: Partition(…, shared=True)"
+            raise PfedafmError(
+                f"partition: image {row} is several clients'; give it to one, {accepted}"
+            )
+        return self
 
     def class_counts(self, labels: np.ndarray, num_classes: int) -> np.ndarray:
         """int64 [clients, classes]: how many images of a class a client holds, all parts together.
@@ -47,9 +86,11 @@ class Partition:
     def save(self, path: str | Path) -> None:
         """Write a .npz file (no pickle in it), atomically."""
         content = {}
-        for part, arrays in vars(self).items():
+        for part in PARTS:
+            arrays = getattr(self, part)
             content[part] = np.concatenate(arrays)
             content[f"{part}_sizes"] = np.array([len(array) for array in arrays], np.int64)
+        content |= {"about": np.array(self.about), "shared": np.array(self.shared)}
         with naming(f"partition file {path} cannot be written"):
             write_atomically(Path(path), lambda file: np.savez(file, **content))
 
@@ -62,7 +103,8 @@ class Partition:
             reading(path) as file,
             np.load(file, allow_pickle=False) as content,
         ):
-            read = {f.name: (content[f.name], content[f"{f.name}_sizes"]) for f in fields(cls)}
+            read = {part: (content[part], content[f"{part}_sizes"]) for part in PARTS}
+            more = {name: content[name].item() for name in ("about", "shared") if name in content}
         for part, (indices, sizes) in read.items():
             fine = all(a.ndim == 1 and a.dtype.kind == "i" and (a >= 0).all() for a in read[part])
             if not fine or sizes.sum() != len(indices):
@@ -70,7 +112,7 @@ class Partition:
             parts[part] = tuple(np.split(indices.astype(np.int32), np.cumsum(sizes)))[:-1]
         if len({len(arrays) for arrays in parts.values()}) != 1 or not parts["train"]:
             raise PfedafmError(f"{damaged}: its parts are for different numbers of clients")
-        return cls(**parts)
+        return cls(**parts, **more)
 
 
 def make_partition(
@@ -87,6 +129,7 @@ def make_partition(
     min_samples: int = 10,
     seed: int = 0,
     num_classes: int | None = None,
+    users: np.ndarray | None = None,
 ) -> Partition:
     """Split a dataset over clients.
 
@@ -97,7 +140,8 @@ def make_partition(
         kind: "pathological": every client holds images of exactly `classes_per_client` classes, a
             class is shared by its owners in proportions U(0.4, 0.6); "dirichlet": every class is
             spread over all clients in proportions Dirichlet(`gamma`), each client then holding at
-            least `min_samples` images.
+            least `min_samples` images; "iid": an even random share of every class; "natural": as
+            `users` says.
         classes_per_client: pathological only.
         gamma: Dirichlet only; the smaller, the more unequal.
         protocol: "paper": all images are dealt, then each client's are cut into train and test by
@@ -109,6 +153,7 @@ def make_partition(
         min_samples: Dirichlet only.
         seed: same seed, same split.
         num_classes: if larger than the largest label plus one.
+        users: int [num], natural only: whose image it is, 0 to num_clients - 1.
 
     >>> labels = np.arange(100) % 10
     >>> partition = make_partition(labels, num_train=80, num_clients=5, classes_per_client=2)
@@ -142,6 +187,8 @@ def make_partition(
     streams = map(np.random.PCG64, np.random.SeedSequence(seed).spawn(5))
     share_rng, keep_rng, order_rng, cut_rng, validation_rng = map(np.random.Generator, streams)
 
+    told = {"pathological": f"{classes_per_client} of {num_classes} classes a client"}
+    told |= {"dirichlet": f"Dirichlet({gamma:g})", "iid": "an even share of every class a client"}
     # A pool is dealt as a whole; of `least` every client needs so that no part of its is empty.
     held_out = 1 if validation_fraction > 0 else 0
     if protocol == "paper":
@@ -149,8 +196,22 @@ def make_partition(
     else:
         kept = np.sort(keep_rng.permutation(num_train)[: round(num_train * AUTHORS_TRAIN_SHARE)])
         pools, least = [kept, np.arange(num_train, len(labels))], [1 + held_out, 1]
+    if kind == "natural":
+        if users is None:
+            raise bad("partition", kind, "for data that says whose images are whose (user in npz)")
+        there = len(np.unique(users))
+        if len(users) != num or there != num_clients:
+            raise bad("num_clients", num_clients, f"{there}, the users of the data")
+        if protocol == "authors":  # the data's own training and test images
+            pools = [np.arange(num_train), np.arange(num_train, num)]
+        dealt = [[pool[users[pool] == one] for one in range(num_clients)] for pool in pools]
+        dealt = [[order_rng.permutation(mine) for mine in pool] for pool in dealt]
+        return _parts(dealt, labels, cut_rng, validation_rng, test_fraction, validation_fraction,
+                      "the data's own users")  # fmt: skip
     sizes = [np.bincount(labels[pool], minlength=num_classes) for pool in pools]
-    if kind == "pathological":
+    if kind == "iid":
+        counts = even_counts(share_rng, num_clients, sizes, least)
+    elif kind == "pathological":
         owned = draw_classes(share_rng, num_clients, classes_per_client, num_classes)
         counts = pathological_counts(share_rng, owned, sizes, least)
     else:
@@ -162,16 +223,32 @@ def make_partition(
 
     both = zip(pools, counts, strict=True)
     dealt = [_hand_out(order_rng, labels, pool, count) for pool, count in both]
-    if protocol == "paper":
+    rngs = cut_rng, validation_rng
+    return _parts(dealt, labels, *rngs, test_fraction, validation_fraction, told[kind])
+
+
+def _parts(
+    dealt: list[list[np.ndarray]],
+    labels: np.ndarray,
+    cut_rng: np.random.Generator,
+    validation_rng: np.random.Generator,
+    test_fraction: float,
+    validation_fraction: float,
+    about: str,
+) -> Partition:
+    """Training, test and validation images from one pool, or from one of each, by client."""
+    held_out = 1 if validation_fraction > 0 else 0
+    if len(dealt) == 1:
         cuts = [_cut(cut_rng, labels, mine, test_fraction, held_out) for mine in dealt[0]]
-        dealt = list(zip(*cuts, strict=True))
+        dealt = [list(part) for part in zip(*cuts, strict=True)]
     train, test = dealt
-    validation = [np.zeros(0, np.int32)] * num_clients
+    validation = [np.zeros(0, np.int32)] * len(train)
     if held_out:
         cuts = [_cut(validation_rng, labels, mine, validation_fraction, 0) for mine in train]
-        train, validation = zip(*cuts, strict=True)
+        train, validation = (list(part) for part in zip(*cuts, strict=True))
     parts = (train, test, validation)
-    return Partition(*(tuple(np.sort(mine).astype(np.int32) for mine in part) for part in parts))
+    rows = (tuple(np.sort(mine).astype(np.int32) for mine in part) for part in parts)
+    return Partition(*rows, about=about)
 
 
 def _hand_out(
@@ -191,7 +268,7 @@ def _cut(
     rng: np.random.Generator, labels: np.ndarray, mine: np.ndarray, fraction: float, reserve: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """(rest, `fraction`) of a client's indices, by class; at least 1 + `reserve` and 1."""
-    wanted = min(max(round(len(mine) * fraction), 1), len(mine) - 1 - reserve)
+    wanted = max(0, min(max(round(len(mine) * fraction), 1), len(mine) - 1 - reserve))
     mine = mine[np.argsort(labels[mine], kind="stable")]  # `_hand_out` has shuffled within a class
     classes, starts, sizes = np.unique(labels[mine], return_index=True, return_counts=True)
     # Ties in the rounding go to random classes, else the first would be tested on more everywhere.

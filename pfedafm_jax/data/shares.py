@@ -72,6 +72,22 @@ def pathological_counts(
     return counts
 
 
+def even_counts(
+    rng: np.random.Generator, num_clients: int, sizes: list[np.ndarray], least: list[int]
+) -> list[np.ndarray]:
+    """Split every class evenly over all clients; what is left over goes to random ones."""
+    counts = []
+    for size, low in zip(sizes, least, strict=True):
+        shares = rng.uniform(1, 1 + 1e-9, (len(size), num_clients))  # ties fall at random
+        counts.append(np.stack(list(map(apportion, size, shares)), axis=1))
+        if counts[-1].sum(axis=1).min() < low:
+            raise PfedafmError(
+                f"{size.sum()} images are too few for {num_clients} clients with at least {low} "
+                "each. Lower num_clients"
+            )
+    return counts
+
+
 def dirichlet_counts(
     rng: np.random.Generator,
     gamma: float,

@@ -201,7 +201,7 @@ def test_apportion_by_hand():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "iid"}, "kind = 'iid' cannot be used; accepted: pathological, dirichlet"),
+        ({"kind": "even"}, "kind = 'even' cannot be used; accepted: pathological, dirichlet, iid"),
         ({"protocol": "mine"}, "protocol = 'mine'"),
         ({"classes_per_client": 11}, "classes_per_client = 11 cannot be used; accepted: 1 to 10"),
         ({"classes_per_client": 0}, "classes_per_client = 0"),
@@ -252,3 +252,65 @@ def test_damaged_partition_file_is_named(tmp_path):
     np.savez(path, **fake(4))
     with pytest.raises(PfedafmError, match="do not add up"):
         Partition.load(path)
+
+
+def test_even_shares_hold_as_much_of_every_class():
+    split = make_partition(np.tile(np.arange(3), 50), 150, 7, kind="iid", validation_fraction=0.1)
+    counts = split.class_counts(np.tile(np.arange(3), 50), 3)
+    assert counts.sum() == 150 and counts.max() - counts.min() <= 1
+    split.check(150, 7)
+    with pytest.raises(PfedafmError, match="too few for 9 clients"):
+        make_partition(np.arange(10) % 2, 10, 9, kind="iid")
+
+
+def test_natural_shares_are_the_users_of_the_data():
+    users = np.array([2, 0, 1, 1, 0, 2, 2, 1, 2, 2, 3])  # user 3 has one image
+    labels = np.zeros(11, int)
+    split = make_partition(labels, 8, 4, kind="natural", users=users).check(11, 4)
+    whole = [np.sort(np.concatenate(own)) for own in zip(split.train, split.test, strict=True)]
+    assert [one.tolist() for one in whole] == [
+        np.flatnonzero(users == u).tolist() for u in range(4)
+    ]
+    assert [len(rows) for rows in split.test] == [1, 1, 1, 0]
+    assert split.about == "the data's own users"
+    users[-1] = 0
+    own = make_partition(labels, 8, 3, kind="natural", users=users, protocol="authors")
+    assert [rows.tolist() for rows in own.test] == [[10], [], [8, 9]]
+    with pytest.raises(PfedafmError, match="num_clients = 5 .* 3, the users of the data"):
+        make_partition(labels, 8, 5, kind="natural", users=users)
+    with pytest.raises(PfedafmError, match="says whose images are whose"):
+        make_partition(labels, 8, 3, kind="natural")
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "problem"),
+    [
+        ([[0, 1], [2]], [[3], [4]], ""),
+        ([[0, 1]], [[3]], "1 clients in 'train', num_clients is 2"),
+        ([[0, -1], [2]], [[3], [4]], "client 0 has rows -1 to 3; accepted: 0 to 9"),
+        ([[0, 1], [12]], [[3], [4]], "client 1 has rows 4 to 12; accepted: 0 to 9"),
+        ([[0, 1], []], [[3], [4]], "client 1 has no training images"),
+        ([[0, 1], [2]], [[1], [4]], "client 0 has an image twice, or one to train and to test on"),
+        ([[0, 1], [1]], [[3], [4]], r"image 1 is several clients'; .*shared=True"),
+        ([[0.0, 1.0], [2.0]], [[3], [4]], "client 0 rows are float64"),
+    ],
+)
+def test_a_partition_of_ones_own_is_checked(train, test, problem):
+    nothing = (np.zeros(0, np.int32),) * len(train)
+    parts = [
+        tuple(np.array(rows, int if not rows else None) for rows in one) for one in (train, test)
+    ]
+    split = Partition(*parts, nothing)
+    if not problem:
+        assert split.check(10, 2) is split
+        return
+    with pytest.raises(PfedafmError, match=problem):
+        split.check(10, 2)
+
+
+def test_clients_may_share_images_where_it_is_said(tmp_path):
+    rows, nothing = (np.array([0, 1]), np.array([1, 2])), (np.zeros(0, np.int64),) * 2
+    split = Partition(rows, nothing, nothing, about="two wards", shared=True).check(3, 2)
+    split.save(tmp_path / "split.npz")
+    back = Partition.load(tmp_path / "split.npz")
+    assert (back.about, back.shared) == ("two wards", True)
