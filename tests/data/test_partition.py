@@ -276,7 +276,7 @@ def test_natural_shares_are_the_users_of_the_data():
     users[-1] = 0
     own = make_partition(labels, 8, 3, kind="natural", users=users, protocol="authors")
     assert [rows.tolist() for rows in own.test] == [[10], [], [8, 9]]
-    with pytest.raises(PfedafmError, match="num_clients = 5 .* 3, the users of the data"):
+    with pytest.raises(PfedafmError, match=r"num_clients = 5 .* 3, the users of the data"):
         make_partition(labels, 8, 5, kind="natural", users=users)
     with pytest.raises(PfedafmError, match="says whose images are whose"):
         make_partition(labels, 8, 3, kind="natural")
