@@ -109,8 +109,8 @@ class Training:
     """Settings: the method, rounds, local epochs, SGD and the average."""
 
     method: str = "pfedafm"
-    """The federated method, one of those below. fedper and fedrep give every client the shared
-    extractor, whatever `architectures` says."""
+    """The federated method, one of those below. fedper, fedrep, fedavg and fedprox give
+    every client the shared extractor, whatever `architectures` says."""
     rounds: Count = 40
     """Communication rounds, the paper's T."""
     local_epochs: Epochs = 4

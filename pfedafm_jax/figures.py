@@ -17,6 +17,7 @@ COLOURS = (BLUE, ORANGE, GREEN, RED, VIOLET, TEAL, PINK, BROWN, GREY)
 METHOD_COLOURS = {
     "pfedafm": BLUE, "fedproto": ORANGE, "standalone": GREY, "fd": GREEN, "lg_fedavg": RED,
     "fml": VIOLET, "fedkd": TEAL, "fedapen": PINK, "fedper": BROWN, "fedrep": BLACK,
+    "fedavg": "#5b7a1f", "fedprox": "#a3b86c",
 }  # fmt: skip
 
 

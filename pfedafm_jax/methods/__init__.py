@@ -7,9 +7,11 @@ from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods.base import Cost, Method, Update
 from pfedafm_jax.methods.fd import FD
 from pfedafm_jax.methods.fedapen import FedAPEN
+from pfedafm_jax.methods.fedavg import FedAvg
 from pfedafm_jax.methods.fedkd import FedKD
 from pfedafm_jax.methods.fedper import FedPer
 from pfedafm_jax.methods.fedproto import FedProto
+from pfedafm_jax.methods.fedprox import FedProx
 from pfedafm_jax.methods.fedrep import FedRep
 from pfedafm_jax.methods.fml import FML
 from pfedafm_jax.methods.lg_fedavg import LGFedAvg
@@ -19,7 +21,10 @@ from pfedafm_jax.models import Architecture, describe
 from pfedafm_jax.settings import MethodSettings, bad, known, settings_of
 from pfedafm_jax.training import LocalTraining
 
-_BUILT_IN = (PFedAFM, Standalone, LGFedAvg, FD, FedProto, FML, FedKD, FedAPEN, FedPer, FedRep)
+_BUILT_IN = (
+    *(PFedAFM, Standalone, LGFedAvg, FD, FedProto, FML, FedKD, FedAPEN),  # of the paper's tables
+    *(FedPer, FedRep, FedAvg, FedProx),  # one network for all
+)
 _METHODS: dict[str, type[Method]] = {method.name: method for method in _BUILT_IN}
 METHOD_SETTINGS.update({method.name: method.Settings for method in _BUILT_IN})
 PAPER_METHODS = tuple(method.name for method in _BUILT_IN[:8])
