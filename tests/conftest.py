@@ -57,7 +57,7 @@ register_extractor("small_b", Small(conv=3, hidden=10))
 
 
 # The files that take longest, so that the two workers that share all files end at the same time.
-LONGEST = ["test_all_methods", "test_notebooks", "test_notebooks_too", "test_resume", "test_quality",
+LONGEST = ["test_all_methods", "test_resume", "test_notebooks", "test_quality",
            "test_reproduce", "test_extending", "test_benchmarks", "test_kernels", "test_reference"]  # fmt: skip
 
 

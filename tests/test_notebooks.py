@@ -25,12 +25,20 @@ def run_notebook(path: Path) -> None:
     assert sorted(path.parent.iterdir()) == before, "it leaves files beside it"
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS[::2], ids=lambda path: path.stem)
+def ids(path: Path) -> str:
+    return path.stem
+
+
+# The first two in every run; the others take a minute each to compile.
+LATER = [pytest.param(path, marks=pytest.mark.slow) for path in NOTEBOOKS[2:]]
+
+
+@pytest.mark.parametrize("path", [*NOTEBOOKS[:2], *LATER], ids=ids)
 def test_the_notebook_runs(path):
     run_notebook(path)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=ids)
 def test_the_notebook_installs_the_package_and_is_stored_without_outputs(path):
     notebook = json.loads(path.read_text())
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
