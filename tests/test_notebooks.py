@@ -1,5 +1,4 @@
-"""Every notebook runs from top to bottom, installs what it needs, and is stored without outputs;
-the other half of the runs is in `test_notebooks_too.py`."""
+"""Every notebook installs what it needs and is stored without outputs, and runs from top to bottom."""
 
 import json
 import re
