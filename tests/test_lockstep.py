@@ -59,7 +59,7 @@ def lockstep(method="pfedafm", **changes):
     return build(small_config(method, layout="lockstep", **changes), *small_data())
 
 
-@pytest.mark.parametrize("method", slow_but(["pfedafm", "fedkd"], METHODS))
+@pytest.mark.parametrize("method", slow_but(["pfedafm"], METHODS))
 def test_lockstep_equals_the_plain_loop(method):
     programs = lockstep(method, devices=2)
     assert programs.clients_per_step == 2
@@ -142,7 +142,7 @@ def test_as_many_clients_at_once_as_fit(monkeypatch):
     assert_close(play(programs, [0, 1, 2], [3, 1]), expected, rtol=2e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize("layout", ["loop", "lockstep"])
+@pytest.mark.parametrize("layout", slow_but(["lockstep"], ["loop", "lockstep"]))
 def test_shard_map_gives_the_bits_of_pmap(layout):
     both = [
         play(build(small_config("pfedafm", layout=layout, devices=2, backend=backend), *small_data()),

@@ -23,8 +23,7 @@ def programs(method, **changes):
     return build(small_config(method, **changes), *small_data())
 
 
-@pytest.mark.parametrize("layout", ["loop", "lockstep"])
-@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
+@pytest.mark.parametrize(("method", "layout"), [("fedavg", "loop"), ("fedprox", "lockstep")])
 def test_both_equal_the_plain_loop(method, layout):
     own = {"fedprox": {"mu": 0.5}}
     assert_equals_plain_loop(programs(method, layout=layout, **own))
