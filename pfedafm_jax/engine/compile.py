@@ -1,9 +1,9 @@
 """From what a run depends on to its compiled programs.
 
 What is compiled depends on `Form` alone and is kept for the process, so that runs of other seeds
-share it. There are two layouts. In a *loop* a device goes through its clients one after another, one
-program an architecture: a core does one product best. In *lockstep* it trains all its clients at
-once, architectures of one family padded to one program, and no loop waits for the host: a GPU is
+share it. There are two layouts. In a *loop* a device goes through its clients one after another,
+one program an architecture: a core does one product best. In *lockstep* it trains all its clients
+at once, architectures of one family padded to one program, and no loop waits for the host: a GPU is
 filled by many clients and slowed down by every launch.
 """
 
@@ -181,8 +181,8 @@ def client_bytes(form: Form) -> int:
     """Memory that a client in training takes on a device, at most: a model of it.
 
     Weights, gradients, momenta and a copy of everything that it may train, and what goes into and
-    out of the products of a batch in its own and in the shared network. `benchmarks/gpu_programs.py`
-    has the compiler's figures beside it.
+    out of the products of a batch in its own and in the shared network.
+    `benchmarks/gpu_programs.py` has the compiler's figures beside it.
     """
     shapes = shapes_of(form)
     method = shapes.common.method

@@ -43,6 +43,13 @@ def take(kind: Kind, architecture: Architecture, buffer: Tree, row: jax.Array) -
     return narrow(kind, architecture, rows)
 
 
+def _shard(tree: Tree, place: int) -> Tree:
+    """What one device has of arrays `[devices, …]`, on its way to the host."""
+    own = jax.tree.map(lambda leaf: leaf.addressable_shards[place].data, tree)
+    jax.tree.map(lambda leaf: leaf.copy_to_host_async(), own)
+    return own
+
+
 class Buffers:
     """States of clients on the devices, `[devices, slots, …]` for each call that is under way."""
 
@@ -52,7 +59,7 @@ class Buffers:
         self._kinds, self._starts = self._compiled.shapes.kinds, self._compiled.shapes.starts
         self._slots = [form.runs * form.slots(form.share(kind)) for kind in self._kinds]
         self._free: dict[int, list[Tree]] = defaultdict(list)
-        self._blank: dict[tuple, jax.Array] = {}  # what devices without a client are given
+        self._blank: dict[tuple, Tree] = {}  # what devices without a client are given
 
     def load(self, call: Call, store: ClientStore) -> Tree:
         """The states of a call's clients, on its devices."""
@@ -70,9 +77,7 @@ class Buffers:
             states = self._compiled.take[group](buffer, np.maximum(rows, 0))
             for place, client in enumerate(clients):
                 if client >= 0:
-                    own = jax.tree.map(lambda leaf: leaf.addressable_shards[place].data, states)  # noqa: B023
-                    jax.tree.map(lambda leaf: leaf.copy_to_host_async(), own)
-                    taken.append((group, client, own))
+                    taken.append((group, client, _shard(states, place)))
         for group, client, own in taken:
             store.write(group, [client], jax.tree.map(np.asarray, own))
         self.release(call, buffer)
@@ -103,25 +108,17 @@ class Buffers:
     def _joined(self, group: int, states: list[Tree | None]) -> Tree:
         """One client's state a device as arrays `[devices, …]`; only what there is travels."""
 
-        def leaf(shape: jax.ShapeDtypeStruct, *own: np.ndarray | None) -> jax.Array:
-            parts = []
-            for device, array in zip(self._devices.devices, own, strict=True):
-                key = device, shape.shape, shape.dtype
-                if array is None and key not in self._blank:
-                    self._blank[key] = jax.device_put(
-                        np.zeros((1, *shape.shape), shape.dtype), device
-                    )
-                parts.append(
-                    self._blank[key] if array is None else jax.device_put(array[None], device)
-                )
-            whole = (len(parts), *shape.shape)
+        def own(device: Any, state: Tree | None) -> Tree:
+            if state is not None:
+                return jax.device_put(jax.tree.map(lambda leaf: leaf[None], state), device)
+            if (group, device) not in self._blank:
+                start = self._starts[group]
+                zeros = jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape), leaf.dtype), start)
+                self._blank[group, device] = jax.device_put(zeros, device)
+            return self._blank[group, device]
+
+        def join(*parts: jax.Array) -> jax.Array:
+            whole = (len(parts), *parts[0].shape[1:])
             return jax.make_array_from_single_device_arrays(whole, self._devices.rows, parts)
 
-        start = self._starts[group]
-        missing = jax.tree.map(lambda _: None, start)
-        given = [missing if state is None else state for state in states]
-        flat = [jax.tree.leaves(one, is_leaf=lambda leaf: leaf is None) for one in given]
-        shapes, structure = jax.tree.flatten(start)
-        return jax.tree.unflatten(
-            structure, [leaf(*row) for row in zip(shapes, *flat, strict=True)]
-        )
+        return jax.tree.map(join, *map(own, self._devices.devices, states))

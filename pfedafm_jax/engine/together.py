@@ -44,19 +44,21 @@ class Together:
         if why:
             raise PfedafmError(f"these runs cannot go together: {why}")
         first, self._several = several[0], several
-        tile, key_data = partial(np.concatenate, axis=0), [one.key_data for one in several]
-        self._programs = first if len(several) == 1 else replace(
-            first,
-            method=jax.tree.map(lambda *numbers: np.stack(numbers), *(one.method for one in several)),
-            groups=tile([one.groups for one in several]),
-            num_train=tile([one.num_train for one in several]),
-            num_test=tile([one.num_test for one in several]),
-            key_data=first.devices.replicate(np.stack([np.asarray(data) for data in key_data])),
-            train_rows=_joined([one.train_rows for one in several]),
-            test_rows=_joined([one.test_rows for one in several]),
-            runs=len(several),
-        )  # fmt: skip
-        self._programs = replace(self._programs, stages=())
+        self._programs = replace(first, stages=())
+        if len(several) > 1:
+            keys = np.stack([np.asarray(one.key_data) for one in several])
+            methods = [one.method for one in several]
+            self._programs = replace(
+                self._programs,
+                method=jax.tree.map(lambda *numbers: np.stack(numbers), *methods),
+                groups=np.concatenate([one.groups for one in several]),
+                num_train=np.concatenate([one.num_train for one in several]),
+                num_test=np.concatenate([one.num_test for one in several]),
+                key_data=first.devices.replicate(keys),
+                train_rows=_joined([one.train_rows for one in several]),
+                test_rows=_joined([one.test_rows for one in several]),
+                runs=len(several),
+            )
         self._programs.compile()
 
     def run_round(
