@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # The runs of PROTOCOL.md: starts what is missing, one process a core, and goes on where it was stopped.
 #
-#   experiments/results/make.sh STAGE [WORKERS]     epochs | rates | knobs
+#   experiments/results/make.sh STAGE [WORKERS]     epochs | rates | knobs | runs
 #
 # EPOCHS ("--local-epochs 4 --flip --crop") and, for knobs, the rates in rates.txt are the choices of the
 # stages before. Files go to runs/evidence; CIFAR comes from the user's cache or is fetched.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-stage=${1:?stage: epochs, rates or knobs} workers=${2:-$(nproc)}
+stage=${1:?stage: epochs, rates, knobs or runs} workers=${2:-$(nproc)}
 out=runs/evidence
 common="--config hetero_cifar10 --rounds 60 --validation-fraction 0.1 --eval-every 60"
 common="$common --devices 1 --checkpoint-every 20 --drop-checkpoints"
@@ -31,10 +31,16 @@ jobs_of() {
       echo "$common ${EPOCHS:?the choice of the first stage} --method $method --learning-rate $rate" \
         "--grid $knob=$values --run-dir $out/knobs/$method"
     done <experiments/results/rates.txt ;;
+  runs)
+    for method in ${METHODS:-pfedafm fedrep fedproto standalone fedper fd}; do
+      echo "--config hetero_cifar10 --rounds 500 ${EPOCHS:?the choice of the first stage} --learning-rate ${RATE:-0.02}" \
+        "--eval-every 20 --devices 1 --checkpoint-every 25 --method $method --run-dir $out/full_length/$method-seed0"
+    done ;;
   *) echo "stage $stage is not known" >&2; exit 2 ;;
   esac
 }
 
 # One core a process: PJRT_NPROC keeps XLA to one thread.
+[ "$stage" = runs ] && export COMMAND=run || export COMMAND=sweep
 jobs_of | PJRT_NPROC=1 xargs -P "$workers" -I{} bash -c \
-  'name=$(sed "s/.*--run-dir //; s/ .*//" <<<"{}"); mkdir -p "$name"; python experiments/sweep.py {} >>"$name/log.txt" 2>&1'
+  'name=$(sed "s/.*--run-dir //; s/ .*//" <<<"{}"); mkdir -p "$name"; python experiments/$COMMAND.py {} >>"$name/log.txt" 2>&1'

@@ -1,0 +1,173 @@
+"""Long runs of one comparison side by side: accuracies, differences, what mixing adds, the maximum.
+
+    python experiments/full_length.py experiments/results/full_length --out full_length
+
+All runs have one split and the same participants in every round, so that methods are compared
+client by client and round by round. `late` rounds and evaluations are the last fifth of a run.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from paper import numbers
+from scipy import stats
+
+from pfedafm_jax import PfedafmError, cli, figures, plots
+from pfedafm_jax.files import write_atomically
+from pfedafm_jax.progress import console
+from pfedafm_jax.results import Run, read_runs
+from pfedafm_jax.tables import human, markdown, percent
+
+OURS = "pfedafm"
+STRETCHES = 5  # parts of a run in the table of pFedAFM's models
+DRAWS = 2000  # of participants, to see what a maximum over rounds is worth
+
+
+def participants(run: Run, prediction: str = "") -> np.ndarray:
+    """Participants' mean accuracy by round, in percent: `[rounds]`."""
+    name = f"mean_accuracy{'/' if prediction else ''}{prediction}"
+    return 100 * run.per_round()[name].to_numpy()
+
+
+def late_clients(run: Run) -> np.ndarray:
+    """Each client's accuracy in percent, mean over the late evaluations of all: `[clients]`."""
+    late = run.clients["evaluation_rounds"] > 0.8 * run.summary.rounds
+    return 100 * run.clients["all_clients/accuracy"][late].mean(axis=0)
+
+
+def with_error(values: np.ndarray) -> str:
+    """Mean and standard error of the mean."""
+    return f"{values.mean():+.2f} ± {stats.sem(values):.2f}"
+
+
+def accuracies(runs: Sequence[Run]) -> str:
+    """The four accuracies of each run, what it spent until the target, and the paper's best."""
+    heads = ["method", "best round", "last ten", "all clients", "spread", "late, all clients"]
+    rows = []
+    for run in runs:
+        one = run.summary
+        cell = f"{percent(one.best_mean_accuracy)} ({one.best_round})"
+        row = [run.title, cell, percent(one.last_ten_mean_accuracy)]
+        row += [percent(one.final_all_clients_accuracy), percent(one.spread_over_clients)]
+        row += [f"{late_clients(run).mean():.2f}"]
+        row += [str(one.rounds_to_target or "–")]
+        row += [human(x) if x else "–" for x in (one.floats_to_target, one.flops_to_target)]
+        column = run.config["num_clients"], run.config["dataset"]
+        known = run.config["method"] in numbers.METHODS
+        stated = numbers.accuracy("hetero", run.config["method"], *column) if known else None
+        rows.append([*row, "–" if stated is None else f"{stated:.2f}"])
+    return markdown([*heads, "rounds to target", "floats", "FLOPs", "the paper, best"], rows)
+
+
+def differences(runs: Sequence[Run]) -> str:
+    """pFedAFM minus each other, paired by client and paired by round."""
+    ours = next(run for run in runs if run.config["method"] == OURS)
+    rows = []
+    for run in runs:
+        if run is ours:
+            continue
+        clients = late_clients(ours) - late_clients(run)
+        late = len(ours.records) // 5
+        rounds = (participants(ours) - participants(run))[-late:]
+        ahead = f"{(clients > 0).sum()} : {(clients < 0).sum()}"
+        row = [
+            with_error(clients),
+            f"{stats.ttest_1samp(clients, 0.0)[1]:.2g}",
+            ahead,
+            with_error(rounds),
+        ]
+        rows.append([f"pFedAFM − {run.title}", *row])
+    heads = ["points", "all clients, late", "p (paired t)", "clients ahead : behind"]
+    return markdown([*heads, "participants, late rounds"], rows)
+
+
+def models(run: Run) -> str:
+    """pFedAFM's mixed model beside the small and the large one alone, by stretch of rounds."""
+    mixed, small, large = (participants(run, name) for name in ("", "small", "large"))
+    mix = run.per_round()["mix_mean"].to_numpy()
+    rows = []
+    for part in np.array_split(np.arange(len(mixed)), STRETCHES):
+        row = [f"{part[0] + 1} to {part[-1] + 1}"]
+        row += [f"{one[part].mean():.2f}" for one in (mixed, small, large)]
+        row += [with_error((mixed - small)[part]), f"{mix[part].mean():.3f}"]
+        rows.append(row)
+    heads = ["rounds", "mixed", "small alone", "large alone", "mixed − small", "mean mix"]
+    return markdown(heads, rows)
+
+
+def maxima(runs: Sequence[Run]) -> str:
+    """How far the best round lies above the late ones, and how far it would by the draw alone."""
+    draw, rows = np.random.default_rng(0), []
+    for run in runs:
+        rounds, late = participants(run), participants(run)[-len(run.records) // 5 :]
+        clients = late_clients(run)
+        size = len(run.records[0].participants)
+        # The maximum over late rounds if every client stayed as it is and only the draw changed.
+        picks = draw.random((DRAWS, len(clients))).argpartition(size, axis=1)[:, :size]
+        means = clients[picks].mean(axis=1)
+        best = means.reshape(-1, len(late))[: DRAWS // len(late)].max(axis=1).mean()
+        row = [f"{rounds.max():.2f}", f"{late.mean():.2f}", f"{late.std(ddof=1):.2f}"]
+        row += [f"{late.max() - late.mean():.2f}", f"{best - clients.mean():.2f}"]
+        rows.append([run.title, *row])
+    heads = ["method", "best of all rounds", "late mean", "late deviation of a round"]
+    heads += ["best late round − late mean", "the same by the draw of participants alone"]
+    return markdown(heads, rows)
+
+
+def picture(runs: Sequence[Run]) -> Figure:
+    """All clients by round for each method; pFedAFM's three models, means of twenty rounds."""
+    figure, [[left, right]] = figures.panels(1, 2, 5.6, 4.2)
+    for run in runs:
+        frame = run.per_round().dropna(subset=["all_clients_accuracy"])
+        name, values = run.config["method"], 100 * frame["all_clients_accuracy"]
+        left.plot(frame["round"], values, color=figures.method_colour(name), label=run.title)
+    ours = next(run for run in runs if run.config["method"] == OURS)
+    shown = (("", "mixed"), ("small", "small alone"), ("large", "large alone"))
+    for (part, label), colour in zip(shown, figures.COLOURS, strict=False):
+        smooth = np.convolve(participants(ours, part), np.ones(20) / 20, "valid")
+        right.plot(np.arange(20, 20 + len(smooth)), smooth, color=colour, label=label)
+    right.legend(frameon=False, fontsize=8)
+    left.set(xlabel="communication round", ylabel="test accuracy of all clients, %")
+    right.set(xlabel="communication round", ylabel="participants, mean of 20 rounds, %")
+    right.set_title("pFedAFM's models", fontsize=10)
+    figures.legend_below(figure, 6)
+    return figure
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "experiments/full_length.py", description=(__doc__ or "").split("\n")[0], allow_abbrev=False
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of finished runs")
+    out = parser.add_argument("--out", type=Path, default=Path("full_length"), metavar="NAME")
+    out.help = "writes NAME.md and NAME.png"
+    asked = parser.parse_args(argv)
+    runs = [run for run in read_runs(asked.runs) if run.finished]
+    if OURS not in {run.config["method"] for run in runs}:
+        raise PfedafmError(f"none of {', '.join(asked.runs)} is a finished run of {OURS}")
+    lengths = {run.summary.rounds for run in runs}
+    if len(lengths) > 1 or min(lengths) < 2 * STRETCHES:
+        found = ", ".join(f"{run.name}: {run.summary.rounds}" for run in runs)
+        raise PfedafmError(
+            f"runs of one length are compared, {2 * STRETCHES} rounds or more; {found}"
+        )
+    runs.sort(key=lambda run: -(run.summary.final_all_clients_accuracy or 0))
+    ours = next(run for run in runs if run.config["method"] == OURS)
+    parts = {
+        "Accuracies, %": accuracies(runs),
+        "Differences, points": differences(runs),
+        "What mixing adds: pFedAFM's participants, %": models(ours),
+        "The best of the rounds, participants, %": maxima(runs),
+    }
+    text = "\n".join(f"### {title}\n\n{table}" for title, table in parts.items())
+    write_atomically(asked.out.with_suffix(".md"), text)
+    plots.save(picture(runs), asked.out.with_suffix(".png"))
+    console.print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    cli.guarded(main)

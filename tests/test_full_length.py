@@ -1,0 +1,23 @@
+"""Long runs beside one another: the numbers of the results page are those of its command."""
+
+from pathlib import Path
+
+import full_length
+import pytest
+
+from pfedafm_jax import PfedafmError
+
+RESULTS = Path(__file__).parents[1] / "experiments" / "results"
+
+
+def test_the_results_page_has_the_tables_that_the_command_makes(tmp_path):
+    full_length.main([str(RESULTS / "full_length"), "--out", str(tmp_path / "found")])
+    page = (RESULTS / "README.md").read_text()
+    tables = (tmp_path / "found.md").read_text().split("\n\n")
+    assert (tmp_path / "found.png").stat().st_size > 10_000
+    assert [table for table in tables if table.startswith("|") and table.strip() not in page] == []
+
+
+def test_runs_of_different_lengths_are_not_compared(tmp_path):
+    with pytest.raises(PfedafmError, match="one length"):
+        full_length.main([str(RESULTS / "newcomers"), "--out", str(tmp_path / "found")])
