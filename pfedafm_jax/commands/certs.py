@@ -1,0 +1,41 @@
+"""Makes certificates and keys for a federation: `pfedafm certs --out DIR --hosts fl.example.org`."""
+
+import argparse
+
+from pfedafm_jax.progress import clean, console
+from pfedafm_jax.records import check_writable
+from pfedafm_jax.settings import bad
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser("pfedafm certs", description=__doc__, allow_abbrev=False)
+    add = parser.add_argument
+    add("--out", required=True, metavar="DIR", help="a new folder")
+    add("--hosts", nargs="+", default=["127.0.0.1", "localhost"], metavar="HOST",
+        help="names and addresses by which nodes reach the server (127.0.0.1 localhost)")  # fmt: skip
+    add("--clients", type=int, default=100, metavar="N", help="keys, one a client (100)")
+    asked = parser.parse_args(argv)
+    if not 0 < asked.clients <= 10**5:
+        raise bad("clients", asked.clients, "1 to 100000")
+    check_writable(asked.out)
+    make = needed().make
+    make(asked.out, [host for words in asked.hosts for host in words.split(",")], asked.clients)
+    where = clean(asked.out)
+    console.print(f"{where}/ca.crt: for every node\n{where}/nodes/client-K: for node K alone")
+    console.print(f"{where}/server.key and the rest: for the server alone")
+    return 0
+
+
+def needed(module: str = "certs"):
+    """A module of `deploy`; says how to install what it needs."""
+    from importlib import import_module
+
+    from pfedafm_jax.errors import PfedafmError
+
+    try:
+        return import_module(f"pfedafm_jax.deploy.{module}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("pfedafm_jax"):
+            raise
+        words = f"this needs Flower ({error.name} is missing): pip install 'pfedafm-jax[flower]'"
+        raise PfedafmError(words) from error

@@ -1,0 +1,92 @@
+"""The server of a real federation: `pfedafm serve --config hetero_cifar10 --num-clients 5`."""
+
+import argparse
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pfedafm_jax import cli
+from pfedafm_jax.commands.certs import needed
+from pfedafm_jax.deploy.roster import Roster, classes_of
+from pfedafm_jax.deploy.server import Federation, Nodes
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.progress import console
+from pfedafm_jax.records import RunFolder
+from pfedafm_jax.run import run_all
+from pfedafm_jax.settings import bad
+from pfedafm_jax.signals import Signals
+from pfedafm_jax.standing import Task, look
+
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def main(argv: list[str]) -> int:
+    serve(argv)
+    return 0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("Federation").add_argument
+    add("--listen", default="127.0.0.1:18000", metavar="HOST:PORT",
+        help="where nodes reach the server (127.0.0.1:18000)")  # fmt: skip
+    add("--certs", metavar="DIR", help="as pfedafm certs makes them; only 127.0.0.1 goes without")
+    add("--classes", metavar="N|A,B", help="classes, if the dataset's name does not tell")
+    add("--round-timeout", type=float, default=600.0, metavar="S", help="for a visit (600)")
+    add("--absent-timeout", type=float, default=60.0, metavar="S",
+        help="for a node that is not there (60)")  # fmt: skip
+    add("--min-replies", type=int, metavar="M", help="or the round is repeated (half)")
+
+
+def serve(argv: list[str], link: Any = None) -> None:
+    """Runs a federation; `link` is that of a superlink which is there already."""
+    config, options = cli.parse(argv, "serve", __doc__ or "", add_options)
+    more = options.more
+    if more.coordinator is not None:
+        raise PfedafmError("--coordinator is for simulations; a server is one process")
+    # What nodes keep allows for a server that is two rounds back, and no more.
+    config = replace(config, devices=1, layout="loop", checkpoint_every=1)
+    classes = classes_of(config, more.classes)
+    least = more.min_replies
+    least = -(-config.num_participants // 2) if least is None else least
+    for name, value in {
+        "round_timeout": more.round_timeout,
+        "absent_timeout": more.absent_timeout,
+    }.items():
+        if not 0 < value < 10**7:
+            raise bad(name, value, "seconds, above 0")
+    if not 1 <= least <= config.num_participants:
+        raise bad(
+            "min_replies", least, f"1 to {config.num_participants}, the participants of a round"
+        )
+    if more.certs is None and link is None and more.listen.rpartition(":")[0] not in LOCAL:
+        raise bad("listen", more.listen, "127.0.0.1:PORT without --certs DIR (pfedafm certs)")
+    flower = needed("flower")
+    with Signals() as signals, contextlib.ExitStack() as open_:
+        shared = options.start(1)
+        task = look(Task(config, options.run_dir), fresh=more.fresh)
+        nodes = federation = None
+        if task.state != "done":
+            with RunFolder(options.run_dir).lock():
+                pass  # the folder is ours before anything is written to it
+            if task.state == "again":
+                (options.run_dir / "nodes.json").unlink(missing_ok=True)
+            roster = Roster(options.run_dir / "nodes.json", config, classes)
+            if link is None:
+                place, certs = options.run_dir / "flower", more.certs and Path(more.certs)
+                about = more.listen, certs, place, config.num_clients
+                link = open_.enter_context(flower.superlink(*about))
+                console.print(
+                    f"nodes may come to {more.listen}; Flower's log is {place}/superlink.log"
+                )
+            limits = {
+                "seconds": more.round_timeout,
+                "patience": more.absent_timeout,
+                "least": least,
+            }
+            nodes = Nodes(link, roster, console.print, **limits)
+            nodes.gather()
+            federation = Federation(config, nodes)
+        run_all([task], experiment=federation, signals=signals, **shared)
+        if nodes is not None:
+            nodes.dismiss()

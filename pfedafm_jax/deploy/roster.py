@@ -1,0 +1,138 @@
+"""Who takes part in a federation, with which data: what nodes say of themselves before round 1."""
+
+import json
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfedafm_jax.config import Config
+from pfedafm_jax.data import Dataset, Partition
+from pfedafm_jax.data.cifar import CIFARS
+from pfedafm_jax.deploy.wire import Head
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.files import read_bytes, write_atomically
+from pfedafm_jax.methods import find_method
+from pfedafm_jax.settings import bad
+
+
+def classes_of(config: Config, given: str | None) -> list[str]:
+    """Names of a federation's classes: `cat,dog`, or how many there are; or those of the dataset
+    that the settings name."""
+    if given is not None and not given.isdigit():
+        return given.split(",")
+    if given is None and config.dataset in CIFARS:
+        return list(CIFARS[config.dataset].class_names)
+    count = config.synthetic_classes if config.dataset == "synthetic" else 0
+    count = int(given) if given is not None else count
+    if count < 2:
+        raise bad("classes", given, "their number or names, cat,dog,…: the server has no data")
+    return [str(number) for number in range(count)]
+
+
+class Roster:
+    """Who takes part, as told before round 1; kept in a file of the run.
+
+    `nodes[client]` has its `architecture`, `num_train` and `num_test`.
+    """
+
+    def __init__(self, path: Path, config: Config, classes: Sequence[str]):
+        self._path, self.config = path, config
+        self.about: dict[str, Any] = {"federation": secrets.token_hex(8), "classes": list(classes)}
+        self.nodes: dict[int, dict[str, Any]] = {}
+        if path.exists():
+            try:
+                kept = json.loads(read_bytes(path))
+                self.nodes = {int(client): one for client, one in kept.pop("nodes").items()}
+                self.about = kept
+            except (OSError, ValueError, KeyError, AttributeError) as error:
+                raise PfedafmError(f"{path} is damaged ({error}); --fresh starts over") from error
+            if self.about["classes"] != list(classes):
+                raise bad("classes", ",".join(classes), ",".join(self.about["classes"]))
+
+    @property
+    def complete(self) -> bool:
+        return len(self.nodes) == self.config.num_clients
+
+    def admit(self, client: int, head: Head) -> None:
+        """Notes a node, or raises `ValueError` where it cannot take part."""
+        about: dict[str, Any] = {name: list(head[name]) for name in ("image_shape", "classes")}
+        about["dtype"] = str(np.dtype(head["dtype"]))
+        if about["classes"] != self.about["classes"]:
+            found = (
+                f"its data has {len(about['classes'])} classes ({', '.join(about['classes'][:5])}"
+            )
+            raise ValueError(f"{found}, …), the federation's {len(self.about['classes'])}")
+        for name in ("image_shape", "dtype"):
+            if about[name] != self.about.get(name, about[name]):
+                raise ValueError(
+                    f"{name} of its data is {about[name]}, of others {self.about[name]}"
+                )
+        names = self.config.architectures
+        if find_method(self.config.method).one_network:
+            names = (self.config.shared_extractor,)
+        name = head["architecture"] or names[client % len(names)]
+        if name not in names:
+            raise ValueError(f"its architecture is {name}; the federation has {', '.join(names)}")
+        sizes = {size: int(head[size]) for size in ("num_train", "num_test")}
+        if min(sizes.values()) < 1 or max(sizes.values()) > 10**9:
+            raise ValueError(f"it has {sizes} images")
+        own = {"architecture": name, **sizes}
+        if self.complete and own != (kept := self.nodes[client]):
+            raise ValueError(f"it comes with {own} and was there with {kept}")
+        if not self.complete:
+            statistics = {part: [float(x) for x in head[part]] for part in ("mean", "std")}
+            channels = 0 if about["dtype"] == "int32" else about["image_shape"][-1]
+            if any(len(numbers) != channels for numbers in statistics.values()):
+                raise ValueError("mean and std have another number of channels than its images")
+            self.about |= about
+            self.nodes[client] = own | statistics
+            if self.complete:
+                self._finish()
+
+    def _finish(self) -> None:
+        """Everybody is known: how images are normalised, and the file."""
+        each = [self.nodes[client] for client in sorted(self.nodes)]
+        statistics = [(one.pop("mean"), one.pop("std")) for one in each]
+        common = statistics[0]  # CIFAR's, or of what else all have
+        if any(one != common for one in statistics):  # of all images, from each node's
+            shares = np.array([one["num_train"] for one in each], float)
+            means, deviations = np.array(statistics).transpose(1, 0, 2)
+            mean = np.average(means, 0, shares)
+            square = np.average(deviations**2 + means**2, 0, shares)
+            common = mean.tolist(), np.sqrt(np.maximum(square - mean**2, 1e-5)).tolist()
+        self.about |= {"mean": list(common[0]), "std": list(common[1])}
+        text = json.dumps({**self.about, "nodes": self.nodes}, indent=2)
+        write_atomically(self._path, text + "\n")
+
+
+class Elsewhere(Partition):
+    """So many images at each client, and nothing is known of them."""
+
+    def class_counts(self, labels: np.ndarray, num_classes: int) -> Any:
+        return None
+
+
+def stand_in(config: Config, roster: Roster) -> tuple[Dataset, Partition]:
+    """A dataset and a partition in which nothing is true but shapes and sizes."""
+    about, each = roster.about, [roster.nodes[client] for client in range(config.num_clients)]
+    rows = max(one["num_train"] + one["num_test"] for one in each)
+    shape, classes = tuple(about["image_shape"]), tuple(about["classes"])
+    dataset = Dataset(
+        name=config.dataset,
+        images=np.zeros((rows, *shape), about["dtype"]),
+        labels=np.zeros(rows, np.int32),
+        num_train=rows,
+        num_classes=len(classes),
+        mean=tuple(about["mean"]),
+        std=tuple(about["std"]),
+        source=f"{len(each)} nodes, each with images of its own",
+        digest=about["federation"],
+        class_names=classes,
+    )
+    train = tuple(np.arange(one["num_train"], dtype=np.int32) for one in each)
+    test = tuple(one["num_train"] + np.arange(one["num_test"], dtype=np.int32) for one in each)
+    nothing = (np.zeros(0, np.int32),) * len(each)
+    return dataset, Elsewhere(train, test, nothing, about="as the nodes have it", shared=True)

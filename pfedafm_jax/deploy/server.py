@@ -1,0 +1,351 @@
+"""The server of a federation: rounds as questions to nodes.
+
+`Nodes` does what `engine` does for a run, `run_round` and `evaluate`, by asking; `Federation` is an
+`Experiment` whose clients are elsewhere. Everything else of a run, records, checkpoints, observers,
+pictures, is as in a simulation.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from pfedafm_jax import engine, reference
+from pfedafm_jax.config import Config
+from pfedafm_jax.deploy.roster import Roster, stand_in
+from pfedafm_jax.deploy.wire import Head, Tree, num_bytes, pack, unpack
+from pfedafm_jax.engine import Programs, RoundResult, State
+from pfedafm_jax.engine.compile import shapes_of
+from pfedafm_jax.engine.round import _averaged, calls_of, participants_of
+from pfedafm_jax.engine.visit import Totals, Visit, added, totals_of, work
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.experiment import Experiment
+from pfedafm_jax.methods import Method
+
+LOOK = 1.0  # seconds between two looks at who is there
+TRIES = 8  # questions to a client in a round: its node comes and goes
+Accept = Callable[[int, Head, bytes], None]
+# What goes wrong where a stranger's message is taken for one of ours.
+WRONG = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
+COSTS = ("floats_up", "floats_down", "flops")
+
+
+class Nodes:
+    """Clients that are asked over a network.
+
+    Attributes:
+        last: int `[clients]`: the last round of which each one's visit counts; it starts the next
+            one from the state after that round.
+    """
+
+    def __init__(
+        self,
+        link: Any,
+        roster: Roster,
+        log: Callable[[str], Any],
+        *,
+        seconds: float = 600.0,
+        patience: float = 60.0,
+        least: int = 1,
+    ):
+        self.roster, self.config = roster, roster.config
+        self.last = np.zeros(self.config.num_clients, int)
+        self._link, self._log = link, log
+        self._seconds, self._patience, self._least = seconds, patience, least
+        self._where: dict[int, tuple[int, str]] = {}  # client → its node, and when that came
+        self._greeted: set[tuple[int, str]] = set()
+        self._greetings: dict[str, tuple[int, str]] = {}  # question → whom it went to
+        self._looked = 0.0
+
+    # ---------------------------------------------------------------------------- who is there
+
+    def gather(self) -> None:
+        """Waits until every client has said what it has, once."""
+        said = -1
+        while not self.roster.complete:
+            self._look()
+            self._heard({})
+            if said != len(self.roster.nodes):
+                said = len(self.roster.nodes)
+                self._log(f"{said} of {self.config.num_clients} nodes are there")
+            time.sleep(0.05)
+
+    def dismiss(self, seconds: float = 10.0) -> None:
+        """Tells the nodes that it is over."""
+        bye, end = {"kind": "bye"}, time.monotonic() + seconds
+        asked = {self._link.ask(node, bye, b"", seconds) for node, _ in self._where.values()}
+        while asked and time.monotonic() < end:
+            asked -= {reply.question for reply in self._link.replies(list(asked))}
+            time.sleep(0.05)
+
+    def _look(self) -> None:
+        """Greets nodes that have come, forgets those that have gone."""
+        if time.monotonic() - self._looked < LOOK:
+            return
+        self._looked = time.monotonic()
+        there = set(self._link.nodes().items())
+        self._greeted &= there
+        for client, at in list(self._where.items()):
+            if at not in there:
+                del self._where[client]
+                self._log(f"client {client} is gone")
+        config, about = self.config.as_dict(), self.roster.about
+        hello = {"kind": "hello", "config": config, "classes": about["classes"]}
+        hello["federation"] = about["federation"]
+        for at in there - self._greeted:
+            self._greeted.add(at)
+            self._greetings[self._link.ask(at[0], hello, b"", self._seconds)] = at
+
+    def _heard(self, questions: Mapping[str, int]) -> list[tuple[int, Any]]:
+        """(client, reply) for questions that are answered; greetings are dealt with here."""
+        found = []
+        for reply in self._link.replies([*questions, *self._greetings]):
+            if reply.question in questions:
+                found.append((questions[reply.question], reply))
+            elif at := self._greetings.pop(reply.question, None):
+                self._admit(at, reply)
+        return found
+
+    def _admit(self, at: tuple[int, str], reply: Any) -> None:
+        if reply.head is None:  # it has gone again
+            return
+        client, owners = reply.head.get("client"), self._link.owners
+        try:
+            if "error" in reply.head:
+                raise ValueError(str(reply.head["error"])[:500])
+            if owners is not None and owners.get(at[0]) is None:
+                raise ValueError("its key is not among those of this federation")
+            if owners is not None and owners[at[0]] != client:
+                raise ValueError(
+                    f"it says it is client {client} and has the key of {owners[at[0]]}"
+                )
+            if type(client) is not int or not 0 <= client < self.config.num_clients:
+                raise ValueError(f"client {client!r}; accepted: 0 to {self.config.num_clients - 1}")
+            self.roster.admit(client, reply.head)
+        except WRONG as error:
+            why = f"node {at[0]} is refused: {error}"
+            self._log(why)
+            self._link.ask(at[0], {"kind": "bye", "why": why}, b"", self._seconds)
+            return
+        self._where[client] = at
+        one = self.roster.nodes[client]
+        self._log(f"client {client} is there: {one['architecture']}, {one['num_train']} images")
+
+    # ---------------------------------------------------------------------------- asking
+
+    def _ask(self, heads: dict[int, Head], body: bytes, accept: Accept) -> set[int]:
+        """Asks these clients; those that have not answered in time, or not as they should.
+
+        A client whose node has gone is asked again when it returns, within the same time.
+        """
+        asked: dict[int, list[tuple[int, str]]] = {client: [] for client in heads}
+        questions: dict[str, int] = {}
+        absent: dict[int, float] = {}
+        waiting, start = set(heads), time.monotonic()
+        failed: set[int] = set()
+        while waiting and time.monotonic() - start < self._seconds:
+            self._look()
+            for client in waiting:
+                at, now = self._where.get(client), time.monotonic()
+                if at is None and now - absent.setdefault(client, now) > self._patience:
+                    self._log(f"client {client} is not there")
+                    failed.add(client)
+                if at is None:
+                    continue
+                absent.pop(client, None)
+                if asked[client][-1:] != [at] and len(asked[client]) < TRIES:
+                    asked[client].append(at)
+                    questions[self._link.ask(at[0], heads[client], body, self._seconds)] = client
+            for client, reply in self._heard(questions):
+                del questions[reply.question]
+                if client not in waiting:
+                    continue
+                if reply.head is None and client not in self._where:  # lost with its node
+                    asked[client].append((0, ""))
+                    continue
+                try:
+                    if reply.head is None or "error" in reply.head:
+                        raise ValueError(reply.why or str((reply.head or {})["error"])[:500])
+                    accept(client, reply.head, reply.body)
+                    waiting.discard(client)
+                except WRONG as error:
+                    self._log(f"client {client}'s reply is refused: {error}")
+                    failed.add(client)
+            waiting -= failed
+            time.sleep(0.1)
+        for client in waiting:
+            self._log(f"client {client} has not answered within {self._seconds:g} s")
+        return waiting | failed
+
+    def _settings(self, programs: Programs, client: int) -> Head:
+        """What a node needs to know; nothing of other clients but how long tables are."""
+        group, config = int(programs.groups[client]), self.config
+        about, training = self.roster.about, programs.method.training
+        data = {name: about[name] for name in ("classes", "image_shape", "dtype", "mean", "std")}
+        if training.mean:
+            data |= {"mean": training.mean, "std": training.std}
+        return {
+            "config": config.as_dict(),
+            "federation": about["federation"],
+            "data": data,
+            "architecture": programs.architectures[group].name,
+            "start": group if config.same_start else len(programs.architectures) + client,
+            "batch_size": training.batch_size,
+            "rest_size": training.rest_size,
+            "train_width": programs.train_rows.shape[1],
+            "test_width": programs.test_rows.shape[1],
+            "predictions": programs.predictions,
+        }
+
+    def _heads(self, programs: Programs, clients: Sequence[int], kind: str, number: int):
+        return {
+            client: {
+                "kind": kind,
+                "round": number,
+                "after": int(self.last[client]),
+                "settings": self._settings(programs, client),
+            }
+            for client in clients
+        }
+
+    # ---------------------------------------------------------------------------- the loop of a run
+
+    def run_round(self, programs: Programs, state: State, t: int) -> tuple[State, RoundResult]:
+        """One round, see `engine.run_round`; repeated until enough participants have answered."""
+        (order, dropped), (templates, known) = participants_of(self.config, t), _expected(programs)
+        required = {"loss", "finite", *COSTS, *_accuracies(programs)}
+        self._link.largest = sum(map(num_bytes, templates)) + 2**16
+        numbers: dict[int, dict[str, float]] = {}
+        sent: list[dict[int, Tree]] = [{} for _ in templates]
+
+        def accept(client: int, head: Head, body: bytes) -> None:
+            if int(head["round"]) != t:
+                raise ValueError(f"it is about round {head['round']}, asked was {t}")
+            found = unpack(templates[: int(head["stages"])], body)
+            largest = max(float(programs.num_train[client]), 1.0)
+            for leaf in (leaf for _, weight in found for leaf in weight.values()):
+                if (leaf < 0).any() or (leaf > largest).any():
+                    raise ValueError(f"weights of its upload are not within 0 and {largest:g}")
+            numbers[client] = _checked(head["info"], required, required | known)
+            for stage, upload in zip(sent, found, strict=False):
+                stage[client] = upload
+
+        body, least = pack(jax.device_get(state.server)), min(self._least, len(order))
+        while True:
+            asked = [client for client in order if client not in numbers]
+            self._ask(self._heads(programs, asked, "visit", t), body, accept)
+            if len(numbers) >= least:
+                break
+            self._log(f"round {t}: {len(numbers)} replies, {least} are needed: it is repeated")
+            time.sleep(1.0)
+        self.last[list(numbers)] = t
+        totals = [_summed(programs, order, own, stage > 0) for stage, own in enumerate(sent)]
+        state = _averaged(programs, state, t, [order], totals)
+        there = [client for client in order if client in numbers]
+        names = dict.fromkeys(name for client in there for name in numbers[client])
+        info = {name: [numbers[client].get(name, np.nan) for client in there] for name in names}
+        arrays = {  # costs are whole numbers beyond float32
+            name: np.array(values, np.float64 if name in COSTS else np.float32)
+            for name, values in info.items()
+        }
+        dropped = [*dropped, *(client for client in order if client not in numbers)]
+        return state, RoundResult(np.array(there, int), arrays, dropped)
+
+    def evaluate(self, programs: Programs, state: State) -> dict[str, np.ndarray]:
+        """Accuracies of all clients, see `engine.evaluate`; NaN of those that are not there."""
+        clients = range(self.config.num_clients)
+        found = {name: np.full(len(clients), np.nan) for name in _accuracies(programs)}
+
+        def accept(client: int, head: Head, body: bytes) -> None:
+            for name, value in _checked(head["info"], set(found), set(found)).items():
+                found[name][client] = value
+
+        heads = self._heads(programs, clients, "evaluate", int(self.last.max()))
+        self._ask(heads, pack(jax.device_get(state.server)), accept)
+        return found
+
+
+def _accuracies(programs: Programs) -> list[str]:
+    return [f"accuracy/{name}" for name in programs.predictions]
+
+
+def _checked(info: Any, required: set[str], known: set[str]) -> dict[str, float]:
+    """What a node reports: numbers by name, of those that the method reports."""
+    if not required <= info.keys() <= known:
+        names = ", ".join(map(str, info.keys()))[:200]
+        raise ValueError(f"it reports {names}; expected is {', '.join(sorted(required))}")
+    numbers = {name: float(value) for name, value in info.items()}
+    if not all(0 <= numbers.get(name, 0) < 1e18 for name in COSTS):
+        raise ValueError("what it says of its costs cannot be")
+    return numbers
+
+
+def _expected(programs: Programs) -> tuple[list[Tree], set[str]]:
+    """Shapes of (upload, weight) of each stage, and names of what is reported."""
+    shapes = shapes_of(programs.form)
+    stages = [(programs.architectures[0], shapes.starts[0])]
+    stages += [(None, shapes.parts)] if shapes.parts else []
+    visits = [
+        jax.eval_shape(partial(work, network), shapes.common, state, shapes.slot)
+        for network, state in stages
+    ]
+    names = {name for visit in visits for name in visit.info}
+    return [(visit.upload, visit.weight) for visit in visits], names
+
+
+@jax.jit
+def _add(method: Method, totals: Totals, upload: Tree, weight: Tree, place: jax.Array) -> Totals:
+    rows = totals_of(method, Visit(None, upload, weight, {}))
+    return added(method, totals, jax.tree.map(lambda row: row[None], rows), place[None])
+
+
+def _summed(programs: Programs, order: list[int], sent: dict[int, Tree], together: bool) -> Totals:
+    """The totals of a stage, added up in the order of the engine on one device."""
+    zeros = programs.compiled.zeros[int(together)]
+    totals = jax.tree.map(lambda leaf: np.asarray(leaf)[0], zeros)
+    for call in calls_of(programs, list(sent), programs.num_train, together=together):
+        for client in call.clients.reshape(-1).tolist():
+            if client >= 0:
+                place = np.int32(order.index(client))
+                totals = _add(programs.numbers, totals, *sent[client], place)
+    return programs.devices.split(jax.tree.map(lambda leaf: np.asarray(leaf)[None], totals))
+
+
+# --------------------------------------------------------------------------------- the experiment
+
+
+class Federation(Experiment):
+    """A run whose clients are nodes; the roster must be complete."""
+
+    def __init__(self, config: Config, nodes: Nodes):
+        if reference.needed(config):
+            raise PfedafmError("settings of the released code make clients depend on one another")
+        super().__init__(config, *stand_in(config, nodes.roster))
+        names = [one.name for one in self.programs.architectures]
+        own = [nodes.roster.nodes[client]["architecture"] for client in range(config.num_clients)]
+        groups = np.array([names.index(name) for name in own])
+        self.programs = replace(self.programs, groups=groups, stages=("update", "sum"))
+        self.state = engine.start(self.programs)
+        self.nodes: Nodes = nodes
+        self._loop: Any = nodes
+
+    def compile(self) -> None:
+        """What the server computes."""
+        start = time.perf_counter()
+        self.programs.compile()
+        self.compile_seconds += time.perf_counter() - start
+
+    def history(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        details, arrays = super().history()
+        return details | {"last": self.nodes.last.tolist()}, arrays
+
+    def resume(self, details: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        self.nodes.last[:] = details["last"]
+        super().resume(details, arrays)
+
+    def about(self, command: str = "") -> dict[str, Any]:
+        return super().about(command) | {"nodes": True}

@@ -1,0 +1,268 @@
+"""A federation without a network: nodes answer in this process, all else is as over Flower.
+`test_flower.py` has the same over real processes."""
+
+import json
+import stat
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from small import METHODS, assert_close, same, slow_but, small_config, small_data
+
+from pfedafm_jax import PfedafmError, load_client, load_run, run
+from pfedafm_jax.commands import serve
+from pfedafm_jax.commands.certs import needed
+from pfedafm_jax.deploy import wire
+from pfedafm_jax.deploy.node import Node
+from pfedafm_jax.deploy.roster import Roster, classes_of
+from pfedafm_jax.deploy.server import Federation, Nodes
+from pfedafm_jax.deploy.states import States
+from pfedafm_jax.export import readme
+from pfedafm_jax.run import run_all
+from pfedafm_jax.standing import Task, look
+
+CLASSES = [str(number) for number in range(4)]
+DATA, PARTITION = small_data()
+
+
+class Local(Node):
+    """A node with a client's rows of the small data, as if they were its own."""
+
+    def _loaded(self, config, classes, **statistics):
+        rows = np.concatenate([PARTITION.train[self.client], PARTITION.test[self.client]])
+        count = len(PARTITION.train[self.client])
+        images, labels = DATA.images[rows], DATA.labels[rows]
+        return replace(DATA, images=images, labels=labels, num_train=count), count
+
+
+class Wire:
+    """A link whose nodes are objects. `away` are not reached, `hands[k]` changes k's replies;
+    everything that would travel is in `sent`."""
+
+    def __init__(self, *nodes):
+        self.all, self.owners, self.largest = dict(enumerate(nodes, start=100)), None, 0
+        self.away, self.hands, self.sent, self._waiting = set(), {}, [], {}
+
+    def nodes(self):
+        return {number: "now" for number in self.all if number - 100 not in self.away}
+
+    def ask(self, number, head, body, seconds):
+        question, node = str(len(self.sent)), self.all[number]
+        if number - 100 in self.away:
+            return question
+        try:
+            reply = node.answer(json.loads(json.dumps(head)), body)
+        except (PfedafmError, ValueError) as error:
+            reply = {"error": str(error)}, b""
+        hand = self.hands.get(node.client)
+        if hand and head["kind"] == "visit":
+            reply = hand(*reply)
+        self.sent.append((head, body, *reply))
+        self._waiting[question] = SimpleNamespace(
+            question=question, head=reply[0], body=reply[1], why=""
+        )
+        return question
+
+    def replies(self, questions):
+        return [self._waiting.pop(one) for one in questions if one in self._waiting]
+
+
+def federation(folder, method, *, link=None, log=print, least=1, **changes):
+    """(federation, link) with a node a client, its files in `folder`; nothing has been run."""
+    config = small_config(method, checkpoint_every=1, **changes)
+    nodes = [Local(k, States(folder / f"node-{k}"), "", log=lambda line: None) for k in range(4)]
+    link = link or Wire(*nodes)
+    (folder / "run").mkdir(exist_ok=True)
+    roster = Roster(folder / "nodes.json", config, CLASSES)
+    found = Nodes(link, roster, log, seconds=60.0, patience=0.2, least=least)
+    found.gather()
+    return Federation(config, found), link
+
+
+def played(folder, method, **changes):
+    made, link = federation(folder, method, **changes)
+    list(made.rounds())
+    return made, link
+
+
+@pytest.mark.parametrize("method", slow_but(("pfedafm",), [*METHODS, "fedavg", "fedprox"]))
+def test_a_federation_is_the_simulation_bit_for_bit(method, tmp_path):
+    made, _ = played(tmp_path, method, rounds=3)
+    expected = run(small_config(method, rounds=3), DATA, PARTITION, progress=False)
+    assert same(made.state.server, expected.state.server)
+    for client in range(4):
+        states = States(tmp_path / f"node-{client}")
+        if states.rounds():
+            assert same(load_client(states.place).params, expected.state.store.state(client))
+    for one, other in zip(made.records, expected.records, strict=True):
+        assert replace(one, seconds=0) == replace(other, seconds=0)
+    assert same(made.evaluations[3], expected.evaluations[3])
+
+
+def test_only_what_is_shared_travels_and_states_are_the_nodes_own(tmp_path):
+    made, link = played(tmp_path, "pfedafm", rounds=2, eval_every=1)
+    shared = wire.num_bytes(made.state.server)
+    for head, body, reply, back in link.sent:
+        assert len(body) in (0, shared) and len(back) in (0, shared + 4)  # weights, and n_k
+        assert len(json.dumps(head)) < 4000 and len(json.dumps(reply)) < 1000
+    place = tmp_path / "node-1"
+    assert "accuracy on this client's own test images" in readme(load_client(place), [])
+    private = load_client(place).params["local_extractor"]
+    for leaf in jax.tree.leaves(private):
+        assert not any(leaf.tobytes() in back for _, _, _, back in link.sent if leaf.size > 8)
+    path = States(place).path(States(place).rounds()[-1])
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    with pytest.raises(PfedafmError, match="changed since it was written"):
+        load_client(place)
+
+
+@pytest.mark.slow
+def test_those_that_are_lost_have_no_part_and_are_taken_again(tmp_path):
+    lines = []
+    made, link = federation(tmp_path, "fedproto", rounds=3, participation=1.0, log=lines.append)
+    link.away.add(1)
+    first = made.run_round()
+    assert first.dropped == [1] and first.not_finite == 0 and "client 1 is not there" in lines
+    assert made.nodes.last.tolist() == [1, 0, 1, 1]
+    link.away.clear()
+    assert made.run_round().dropped == [] and made.nodes.last.tolist() == [2, 2, 2, 2]
+    # A reply that was lost: the visit is repeated from the state before it, to the same bits.
+    client = link.all[100]
+    kept = client.states.read(2)[1]
+    made.nodes.last[:] = [1, 0, 1, 1]
+    made.records.pop()
+    client._last = None
+    asked = made.nodes._heads(made.programs, [0], "visit", 2)[0]
+    body = next(body for head, body, *_ in link.sent if head.get("round") == 2)
+    client.answer(asked, body)
+    assert same(client.states.read(2)[1], kept) and client.states.rounds() == [1, 2]
+
+
+def garbled(head, body):
+    return head, body[:-4]
+
+
+def infinite(head, body):
+    return head, np.float32(np.inf).tobytes() + body[4:]
+
+
+def heavy(head, body):
+    return head, body[:-4] + np.float32(1e9).tobytes()
+
+
+def test_replies_that_cannot_be_are_refused_and_the_round_goes_on(tmp_path):
+    lines, changes = [], {"participation": 1.0, "architectures": ("dense_b",)}
+    made, link = federation(tmp_path, "fml", log=lines.append, **changes)
+    link.hands = {0: garbled, 1: infinite, 2: heavy}
+    assert sorted(made.run_round().dropped) == [0, 1, 2] and made.nodes.last.tolist() == [
+        0,
+        0,
+        0,
+        1,
+    ]
+    size = wire.num_bytes(made.state.server)
+    assert f"client 0's reply is refused: {size} bytes of weights instead of {size + 4}" in lines
+    assert "client 1's reply is refused: weights that are not finite" in lines
+    assert "client 2's reply is refused: weights of its upload are not within 0 and 3" in lines
+    (sent,) = [
+        reply for head, *_, reply in link.sent if head["kind"] == "visit" and len(reply) > size
+    ][-1:]
+    assert_close(jax.device_get(made.state.server), wire.unpack(made.state.server, sent[:-4]))
+    least = Nodes(link, made.nodes.roster, lines.append, seconds=60.0, patience=0.1, least=2)
+    link.hands, link.away = {}, {0, 1, 2}
+
+    def back(line):
+        if "it is repeated" in line:
+            link.away = {0, 1}
+
+    least._log, least._where = back, dict(made.nodes._where)
+    _, result = least.run_round(made.programs, made.state, 2)
+    assert result.info["finite"].sum() == 2 and sorted(result.dropped) == [0, 1]
+
+
+def test_who_cannot_take_part_is_told_so_before_round_1(tmp_path):
+    lines, config = [], small_config("fedproto")
+    roster = Roster(tmp_path / "nodes.json", config, CLASSES)
+    link = Wire(*(Local(k, States(tmp_path / str(k)), "") for k in (0, 1)))
+    link.all[100].architecture, link.owners = "dense_c", {100: 0, 101: 2}
+    nodes = Nodes(link, roster, lines.append)
+    nodes._look()
+    nodes._heard({})
+    lines.sort(key=lambda line: "node 101" in line)
+    assert "its architecture is dense_c; the federation has dense_a, dense_b" in lines[0]
+    assert "it says it is client 1 and has the key of 2" in lines[1]
+    assert link.all[100].left == lines[0] and not roster.nodes
+    with pytest.raises(PfedafmError, match="classes = None"):
+        classes_of(replace(config, dataset="npz:mine.npz"), None)
+    other = tmp_path / "mine.npz"
+    np.savez(other, images=DATA.images[:9], labels=DATA.labels[:9])
+    with pytest.raises(PfedafmError, match="9 training and 0 test images; both are needed"):
+        Node(0, States(tmp_path / "s"), str(other)).own_data(config, CLASSES)
+    with pytest.raises(PfedafmError, match="label 3 needs num_classes above 3, it is 2"):
+        Node(0, States(tmp_path / "s"), str(other)).own_data(config, CLASSES[:2])
+
+
+@pytest.mark.slow
+def test_a_server_goes_on_where_it_was_and_its_run_can_be_used(tmp_path):
+    made, link = federation(tmp_path, "fml", rounds=3, architectures=("dense_b",))
+    task = look(Task(made.config, tmp_path / "run"))
+    run_all([task], experiment=made, progress=False)
+    opened = load_run(tmp_path / "run")
+    assert same(opened.server, made.state.server) and opened.finished
+    with pytest.raises(PfedafmError, match="is with its node"):
+        opened.client(0)
+    assert opened.join(DATA.images[:20], DATA.labels[:20], visits=1).history
+    config = replace(made.config, rounds=4)
+    again, _ = federation(tmp_path, "fml", link=link, rounds=4, architectures=("dense_b",))
+    run_all([look(Task(config, tmp_path / "run"))], experiment=again, progress=False)
+    assert again.round == 4 and again.nodes.last.max() == 4
+    expected = run(replace(config, eval_every=10), DATA, PARTITION, progress=False)
+    assert same(again.state.server, expected.state.server)
+
+
+def test_a_node_reads_a_file_or_its_share_of_what_all_have(tmp_path):
+    config = small_config("fml", dataset="synthetic", synthetic_samples=120)
+    path = tmp_path / "mine.npz"
+    arrays = {"images": DATA.images[:8], "labels": DATA.labels[:8]}
+    np.savez(path, **arrays, test_images=DATA.images[8:10], test_labels=DATA.labels[8:10])
+    own, count = Node(0, States(tmp_path), str(path)).own_data(config, CLASSES)
+    assert (count, len(own.images), own.class_names) == (8, 10, tuple(CLASSES))
+    names = [str(number) for number in range(10)]
+    share, count = Node(1, States(tmp_path), "synthetic").own_data(config, names)
+    assert 0 < count < len(share.images) < 120
+
+
+def test_a_folder_of_states_is_one_nodes_alone(tmp_path):
+    states = States(tmp_path / "mine")
+    with (
+        states.locked(),
+        pytest.raises(PfedafmError, match="no other node uses"),
+        States(tmp_path / "mine").locked(),
+    ):
+        pass
+
+
+def test_certificates_are_for_their_owner(tmp_path):
+    certs = pytest.importorskip("pfedafm_jax.deploy.certs", exc_type=ImportError)
+    files = certs.make(tmp_path / "certs", ["127.0.0.1", "fl.example.org"], clients=2)
+    assert len(files) == 3 + 2 * 2
+    for path in files:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with pytest.raises(PfedafmError, match="certificates already"):
+        certs.make(tmp_path / "certs", ["127.0.0.1"], clients=2)
+
+
+def test_the_commands_say_what_they_lack(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.delitem(sys.modules, "pfedafm_jax.deploy.certs", raising=False)
+    with pytest.raises(PfedafmError, match=r"needs .* pip install 'pfedafm-jax\[flower\]'"):
+        needed("certs")
+    with pytest.raises(
+        PfedafmError, match=r"listen = '0.0.0.0:18000' cannot be used; accepted: 127"
+    ):
+        serve.main(["--listen", "0.0.0.0:18000"])
+    with pytest.raises(PfedafmError, match="min_replies = 11 cannot be used; accepted: 1 to 10"):
+        serve.main(["--min-replies", "11"])
