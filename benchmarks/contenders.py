@@ -20,13 +20,6 @@ from pfedafm_jax.data import Partition
 from pfedafm_jax.engine import Devices, build, run_round, setup_devices, start
 
 
-def timed(function: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds and result of a call."""
-    begin = time.perf_counter()
-    result = function()
-    return time.perf_counter() - begin, result
-
-
 class Engine:
     """The engine with its automatic settings, or with others."""
 
@@ -34,7 +27,6 @@ class Engine:
         self.config = replace(work.config, **settings)
         setup_devices(self.config.devices)
         self.work = work
-        self._products: list[tuple[Callable[[], Any], float]] = []
 
     def prepare(self, batch_size: int) -> dict[str, Any]:
         """Builds and compiles everything for this batch size; returns the seconds to compile."""
@@ -42,14 +34,13 @@ class Engine:
         config = replace(self.config, batch_size=batch_size)
         form = kernels.choose(config.kernels)
         self.programs = build(config, self.work.dataset, self.work.partition)
-        start_seconds, self.state = timed(lambda: start(self.programs))
-        compile_seconds, _ = timed(self.programs.compile)
+        self.state, begin = start(self.programs), time.perf_counter()
+        self.programs.compile()
+        seconds = round(time.perf_counter() - begin, 2)
         return {
-            "start_seconds": start_seconds,
-            "compile_seconds": compile_seconds,
-            "devices": len(self.programs.devices),
-            "clients_per_step": self.programs.clients_per_step,
+            "compile_seconds": seconds,
             "kernels": str(form),
+            "devices": len(self.programs.devices),
         }
 
     def round(self, number: int, participants: Sequence[int]) -> dict[str, Any]:
@@ -58,8 +49,11 @@ class Engine:
         self.state, result = run_round(self.programs, self.state, number, participants)
         seconds, first = time.perf_counter() - begin, self.programs.predictions[0]
         loss, accuracy = result.info["loss"], result.info[f"accuracy/{first}"]
-        numbers = {"loss": float(np.mean(loss)), "accuracy": float(np.mean(accuracy))}
-        return {"seconds": seconds, **numbers}
+        return {
+            "seconds": seconds,
+            "loss": float(np.mean(loss)),
+            "accuracy": float(np.mean(accuracy)),
+        }
 
     def flops(self, participants: Sequence[int]) -> float:
         """Floating-point operations of these clients' visits, as the algorithm has them."""
@@ -67,24 +61,20 @@ class Engine:
 
     def matmul_gflops(self, sizes: Sequence[int] = (1024, 1536, 2048), repeats: int = 3) -> float:
         """Float32 matrix products on all devices at once: the best of some sizes and repeats."""
-        if not self._products:
-            self._products = [square_product(self.programs.devices, size) for size in sizes]
-        best = [
-            (flops, min(timed(run)[0] for _ in range(repeats))) for run, flops in self._products
-        ]
-        return max(flops / seconds / 1e9 for flops, seconds in best)
+        return max(matmul_gflops(self.programs.devices, size, repeats) for size in sizes)
 
 
-def square_product(devices: Devices, size: int) -> tuple[Callable[[], Any], float]:
-    """Products `[size, size]` on every device at once, compiled, and their FLOPs."""
+def matmul_gflops(devices: Devices, size: int, repeats: int) -> float:
+    """Products `[size, size]` on every device at once: the fastest of some, in GFLOP/s."""
     values = np.random.default_rng(0).standard_normal((len(devices), size, size)).astype(np.float32)
     left, right = devices.split(values), devices.split(values[:, ::-1])
     product = devices.spread(lambda a, b: a @ b, in_axes=(0, 0))
-    jax.block_until_ready(product(left, right))
-    return lambda: jax.block_until_ready(product(left, right)), len(devices) * 2.0 * size**3
-
-
-# ------------------------------------------------------------------------------------- scaling
+    seconds = []
+    for _ in range(1 + repeats):
+        begin = time.perf_counter()
+        jax.block_until_ready(product(left, right))
+        seconds.append(time.perf_counter() - begin)
+    return len(devices) * 2.0 * size**3 / min(seconds[1:]) / 1e9
 
 
 class ScalingPoint(Engine):
@@ -96,8 +86,8 @@ class ScalingPoint(Engine):
 
     def prepare(self, batch_size: int) -> dict[str, Any]:
         report = super().prepare(batch_size)
-        # Compiling counts in the whole peak, not in that of the rounds.
-        self.peak_before, self.peak_reset = peak_memory(), reset_peak_memory()
+        with suppress(OSError):  # the peak is that of the rounds, without compiling
+            Path("/proc/self/clear_refs").write_text("5")
         return report
 
     def numbered_round(self, number: int) -> dict[str, Any]:
@@ -105,12 +95,10 @@ class ScalingPoint(Engine):
         return self.round(number, even_draw(self.config, number))
 
     def memory(self) -> dict[str, Any]:
-        """Bytes: the process at its peak and since `prepare`, arrays on devices, clients' store."""
+        """Bytes: the process's peak in rounds, arrays on devices, the clients' store."""
         store = self.state.store
         return {
-            "peak_bytes": max(self.peak_before, peak_memory()),
-            "rounds_peak_bytes": peak_memory() if self.peak_reset else None,
-            "resident_bytes": memory_status("VmRSS"),
+            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "device_bytes": int(sum(array.nbytes for array in jax.live_arrays())),
             "store_bytes": int(store.nbytes),
             "store_on_disk": bool(store.on_disk),
@@ -139,28 +127,6 @@ def even_draw(config: Config, number: int) -> list[int]:
     turns = itertools.zip_longest(*orders)
     dealt = [client for turn in turns for client in turn if client is not None]
     return dealt[: config.num_participants]
-
-
-def peak_memory() -> int:
-    """Bytes of memory that this process had at its peak."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def memory_status(field: str) -> int | None:
-    """A line of this process's status in bytes: VmRSS is memory now."""
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(field):
-                return int(line.split()[1]) * 1024
-    return None
-
-
-def reset_peak_memory() -> bool:
-    """Starts the peak of memory anew; False where the system cannot."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-        return True
-    return False
 
 
 XLA = partial(Engine, kernels="xla")

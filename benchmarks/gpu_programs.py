@@ -1,9 +1,9 @@
-"""What a GPU would run, seen without one: `python benchmarks/gpu_programs.py` compiles the programs
-of a method for a card that is only described (an A100) and reads the compiler's output.
+"""What a GPU would run: `python benchmarks/gpu_programs.py` compiles the programs of a method for a
+target description (of an A100) and reads the compiler's output.
 
-It needs the extra `cuda12` and no GPU. Without the extra it lowers the programs for CUDA, which
-shows that they can be compiled, and says what cannot be told. Nothing here is a time that was
-measured on a card: the time of a round is an estimate, its assumptions beside it.
+It needs the extra `cuda12`, but no GPU. Without the extra it only lowers the programs for CUDA, and
+says which figures that leaves out. No time here was measured on a card: the time of a round is an
+estimate, printed with its assumptions.
 """
 
 import argparse
@@ -20,9 +20,9 @@ from typing import Any
 from hlo import innermost, instructions, launched, read, waits
 
 CARD = Path(__file__).parent / "cards" / "a100.txt"
-IMAGES, SIZES = 60_000, (480, 120)  # CIFAR-10's, dealt evenly to 100 clients
+IMAGES, SIZES = 60_000, (480, 120)  # CIFAR-10, split evenly over 100 clients
 ROUNDS = 300  # whose draws are counted
-LAUNCH = 3e-6  # seconds that a kernel costs at least; an assumption
+LAUNCH = 3e-6  # seconds per kernel launch; an assumption
 FLOPS = {"highest": 19.5e12, "tf32": 156e12, "bfloat16": 312e12}  # an A100's data sheet
 
 
@@ -50,7 +50,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def build_programs(options: argparse.Namespace) -> Any:
-    """A run of the method on empty images, on as many CPU devices: what its programs depend on."""
+    """The `Programs` of a run of the method, on blank images and as many CPU devices."""
     import numpy as np
 
     from pfedafm_jax import kernels
@@ -80,7 +80,7 @@ def build_programs(options: argparse.Namespace) -> Any:
 
 
 def described(options: argparse.Namespace) -> tuple[Any, str]:
-    """Devices of the described card, or CPU devices that lower for CUDA, and why."""
+    """Devices of the target description, or CPU devices that lower for CUDA, and why."""
     import jax
     from jax.experimental import topologies
 
@@ -99,7 +99,7 @@ def described(options: argparse.Namespace) -> tuple[Any, str]:
 
 
 def rounds_of(programs: Any, form: Any) -> dict[str, float]:
-    """Means over the draws of a run: calls and steps of each stage, bytes up and down."""
+    """Means over the rounds of a run: calls and steps of each stage, bytes copied."""
     import jax
     import numpy as np
 
@@ -120,9 +120,9 @@ def rounds_of(programs: Any, form: Any) -> dict[str, float]:
         for call in calls_of(programs, clients, programs.num_train):
             totals["train calls"] += 1
             totals["train steps"] += max(call.trips)
-            totals[f"train calls {call.group}"] += 1
-            totals[f"train steps {call.group}"] += max(call.trips)
-            moved = 0 if form.lockstep else call.clients.size * wide[call.group]
+            totals[f"train calls {call.kind}"] += 1
+            totals[f"train steps {call.kind}"] += max(call.trips)
+            moved = 0 if form.lockstep else call.clients.size * wide[call.kind]
             totals["bytes up"] += moved + 2 * call.clients.size * row
             totals["bytes down"] += moved
         totals["bytes up"] += own if form.lockstep else 0
@@ -273,7 +273,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     from pfedafm_jax.engine.compile import client_bytes
 
     with tempfile.TemporaryDirectory() as folder:
-        # The compiler reads these when it starts: no card, so nothing is tried out on one.
+        # XLA reads these when it starts: without a card, autotuning must be off.
         os.environ["JAX_PLATFORMS"], os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "cpu", "1"
         os.environ["XLA_FLAGS"] = f"--xla_gpu_autotune_level=0 --xla_dump_to={folder}"
         programs = build_programs(options)

@@ -1,4 +1,4 @@
-"""What a compiled program for a GPU starts, read from the compiler's text."""
+"""What a compiled GPU program launches, read from the compiler's text."""
 
 import re
 from collections import Counter
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Lines of a compiled program that start nothing on the card.
+# Instructions that launch nothing on the card.
 FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call",
     "partition-id", "replica-id", "after-all", "add-dependency", "all-reduce-done", "copy-done",
@@ -17,7 +17,7 @@ LINE = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = .*?\s([a-z][\w\-]*)\(")
 
 @dataclass
 class Computation:
-    """One computation of a compiled program: what it starts, and its loops."""
+    """One computation of a compiled program: what it launches, and its loops."""
 
     kernels: int = 0
     products: int = 0

@@ -5,51 +5,56 @@ this engine; the same with XLA's kernels instead of native ones; PyTorch with on
 the frozen features cached, the fastest layout and SGD; a careful PyTorch loop on all cores; one in
 the manner of the released code; and the limit of the machine. `--quick` takes a few minutes.
 PyTorch comes with `pip install -e '.[bench]'`; without it the rest still runs.
+
+Rounds differ in work, as participants differ in model and samples. So that they compare, each
+repeat's seconds are scaled to a round of mean work: `seconds · mean FLOPs / FLOPs of this repeat`.
 """
 
 import argparse
 import importlib.util
+import json
 import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import common
-from common import Others, Work, console, numbers, progress, ratio, text
+import numpy as np
+from common import Contender, Work, console, numbers, progress, spread
 from matplotlib.figure import Figure
-from race import FULL, LABELS, QUICK, TORCH, Race, start_times
 from rich.table import Table
 
-from pfedafm_jax import plots
+from pfedafm_jax import figures, plots
 from pfedafm_jax.cli import guarded
 from pfedafm_jax.config import Config
+from pfedafm_jax.engine import draw_participants
 from pfedafm_jax.experiment import load_data, split
 from pfedafm_jax.settings import bad, known
 
-QUIET = 0.03  # of all cores taken by others: above it the numbers are not to be trusted
-_COLOURS = (plots.BLUE, "#8fb3dc", plots.ORANGE, "#d9a066", "#b0413e")
-COLOURS = dict(zip(LABELS, _COLOURS, strict=True))
+LABELS = {
+    "ours": "this engine",
+    "ours_xla": "this engine, XLA's kernels",
+    "torch_strongest": "PyTorch, a process a core",
+    "torch_clean": "PyTorch, careful loop",
+    "torch_released": "PyTorch, as released",
+}
+COLOURS = dict(zip(LABELS, figures.COLOURS, strict=False))
+FEW = ("torch_released", "ours_xla")  # slow, and with --quick measured twice only
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     made = common.parser("speed", __doc__)
     add = made.add_argument
-    add("--quick", action="store_true", help="everything in a few minutes: E = 1, fewer repeats")
-    add("--data", default="synthetic", choices=("synthetic", "cifar10"), help="(%(default)s)")
-    add("--data-dir", metavar="DIR", help="folder or archive with CIFAR-10")
     add("--epochs", type=int, metavar="E", help="local epochs (2; quick: 1)")
     add("--batch-sizes", default="64,512", metavar="A,B", help="(%(default)s)")
     add("--clients", type=int, default=100, metavar="N", help="(%(default)s)")
     add("--participants", type=int, default=10, metavar="K", help="(%(default)s)")
     add("--samples", type=int, default=60_000, help="generated images (%(default)s)")
-    add("--architectures", default="cnn1,cnn2,cnn3,cnn4,cnn5", metavar="A,B", help="(%(default)s)")
-    names = ", ".join([*LABELS, "start"])
-    add("--without", default="", metavar="A,B", help=f"leave out some of {names}")
+    add("--without", default="", metavar="A,B", help=f"leave out some of {', '.join(LABELS)}")
     return made.parse_args(argv)
 
 
@@ -57,12 +62,8 @@ def settings(options: argparse.Namespace) -> Config:
     """The run's settings, checked."""
     if not 1 <= options.participants <= options.clients:
         raise bad("participants", options.participants, f"1 to {options.clients}")
-    for name in ("repeats", "epochs"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise bad(name, value, "1 or more")
     return Config(
-        dataset=options.data,
+        dataset="synthetic",
         synthetic_samples=options.samples,
         num_clients=options.clients,
         participation=options.participants / options.clients,
@@ -72,153 +73,168 @@ def settings(options: argparse.Namespace) -> Config:
     ).check()
 
 
-def chosen(without: str) -> list[str]:
-    """Contenders to run, `start` among them."""
-    names = [*LABELS, "start"]
-    left_out = [name for name in without.split(",") if name]
+def repeats_of(options: argparse.Namespace) -> dict[str, int]:
+    """The contenders to run, and how often each is timed."""
+    left_out = [name for name in options.without.split(",") if name]
     for name in left_out:
-        if name not in names[1:]:
-            raise bad("without", name, known(name, names[1:]))
+        if name not in LABELS or name == "ours":
+            raise bad("without", name, known(name, [*LABELS][1:]))
     if importlib.util.find_spec("torch") is None:
         progress.print("PyTorch is not installed (pip install -e '.[bench]'): it is left out")
-        left_out += TORCH
-    return [name for name in names if name not in left_out]
+        left_out += [name for name in LABELS if name.startswith("torch")]
+    usual = dict.fromkeys(LABELS, 3 if options.quick else 5)
+    usual |= dict.fromkeys(FEW, 2) if options.quick else {}
+    found = {name: options.repeats or count for name, count in usual.items()}
+    return {name: count for name, count in found.items() if name not in left_out}
 
 
-def measure(
-    options: argparse.Namespace, config: Config, batch_sizes: list[int], names: list[str]
+# ---------------------------------------------------------------------------------- the measurement
+
+
+def race(
+    contenders: Mapping[str, Callable[..., Any]],
+    repeats: Mapping[str, int],
+    draws: Sequence[list[int]],
+    batch_size: int,
 ) -> dict[str, Any]:
-    """The whole run, as the JSON has it."""
-    plan = QUICK if options.quick else FULL
-    if options.repeats:
-        plan = replace(plan, repeats={name: int(options.repeats) for name in plan.repeats})
-    results: dict[str, Any] = {}
-    begin = time.perf_counter()
+    """Seconds a round of every contender at this batch size, in turns, and the machine's limit."""
+    prepared = {}
+    for name, contender in contenders.items():
+        progress.print(f"batch {batch_size}: preparing {LABELS[name]}")
+        prepared[name] = contender("prepare", batch_size=batch_size)
+        for draw in draws[: repeats[name]]:  # everything before the clock
+            contender("round", number=0, participants=draw)
+    ours = contenders["ours"]
+    flops = [ours("flops", participants=draw) for draw in draws]
+    progress.print(f"batch {batch_size}: measuring")
+    limits = [ours("matmul_gflops")]
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
+    for repeat in range(max(repeats.values())):
+        place = repeat % len(draws)
+        for name, contender in contenders.items():
+            if repeat < repeats[name]:
+                answer = contender("round", number=repeat + 1, participants=draws[place])
+                answer["scaled"] = answer["seconds"] * float(np.mean(flops)) / flops[place]
+                runs[name].append(answer)
+        limits.append(ours("matmul_gflops"))
+    found = summary(runs, float(np.mean(flops)), max(limits))
+    return {**found, "compile_seconds": prepared["ours"]["compile_seconds"], "settings": prepared}
 
-    def say(line: str) -> None:
-        progress.print(f"{time.perf_counter() - begin:5.0f} s  {line}", style="dim")
 
-    say("data")
-    dataset = load_data(config, options.data_dir, progress.print)
-    others = Others()
-    with tempfile.TemporaryDirectory(prefix="pfedafm-speed-") as name:
-        folder = Path(name)
-        Work(config, dataset, split(config, dataset)).save(folder / "work")
-        start = None
-        if "start" in names:
-            say("from start to round one, with an empty and a filled cache")
-            first = replace(config, batch_size=batch_sizes[0])
-            start = start_times(first, folder, options.data_dir)
-        with Race(config, folder / "work", plan, folder / "cache", names) as race:
-            for batch_size in batch_sizes:
-                results[str(batch_size)] = race.batch(batch_size, say)
-    results["start"] = start
-    results["work"] = {
-        "data": dataset.source,
-        "E": config.local_epochs,
-        "N": config.num_clients,
-        "K": config.num_participants,
-        "architectures": list(config.architectures),
+def summary(
+    runs: Mapping[str, list[dict[str, Any]]], mean_flops: float, limit: float
+) -> dict[str, Any]:
+    """Numbers of one batch size; what was not measured is null."""
+    spreads = {name: spread([run["scaled"] for run in rows]) for name, rows in runs.items()}
+    seconds = {name: spreads[name]["median"] if name in spreads else None for name in LABELS}
+    ours = seconds["ours"]
+    others = {name: value for name, value in seconds.items() if name != "ours"}
+    return {
+        **{f"{name}_round_seconds": value for name, value in seconds.items()},
+        **{f"ratio_vs_{n}": value and round(value / ours, 3) for n, value in others.items()},
+        "round_gflop": round(mean_flops / 1e9, 4),
+        "gflops": round(mean_flops / ours / 1e9, 4),
+        "peak_gflops": round(limit, 2),
+        "peak_fraction": round(mean_flops / ours / 1e9 / limit, 3),
+        "spread": spreads,
+        "learned": {
+            name: [[round(row[what], 4) for what in ("loss", "accuracy")] for row in rows]
+            for name, rows in runs.items()
+        },
     }
-    results["others"] = others.shares()
-    results["seconds"] = round(time.perf_counter() - begin, 1)
-    return results
 
 
 # --------------------------------------------------------------------------------------- for people
 
 
+def about(work: Mapping[str, Any]) -> str:
+    return f"pFedAFM, N = {work['N']}, K = {work['K']}, E = {work['E']}"
+
+
 def print_results(results: dict[str, Any], batch_sizes: list[int]) -> None:
     """The table at 80 columns, and the limits below it."""
-    work = results["work"]
-    about = f"N = {work['N']}, K = {work['K']}, E = {work['E']}"
-    console.print(f"[bold]pFedAFM[/bold], {about}: median seconds a round, least–most, ratio")
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
-    for batch_size in batch_sizes:
-        table.add_column("", justify="right", no_wrap=True, min_width=6)
-        table.add_column(f"batch {batch_size}", justify="right", style="dim", no_wrap=True)
-        table.add_column("", justify="right", no_wrap=True)
+    console.print(f"[bold]{about(results['work'])}[/bold]: seconds a round, least–most, ratio")
+    table = Table("", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for size in batch_sizes:
+        for heading, style in (("", None), (f"batch {size}", "dim"), ("", None)):
+            table.add_column(heading, justify="right", style=style, no_wrap=True)
     for name, label in LABELS.items():
-        cells = []
+        cells: list[str] = []
         for found in (results[str(size)] for size in batch_sizes):
-            spread = found["spread"][name]
-            if spread is None:
-                cells += ["–", "", ""]
-                continue
-            least, most, digits = spread["min"], spread["max"], 2 if spread["min"] < 10 else 1
-            times = ratio(spread["median"], found["ours_round_seconds"])
-            times = text(times, 2 if (times or 0) < 10 else 1, "×")
-            cells += [text(spread["median"]), f"{least:.{digits}f}–{most:.{digits}f}", times]
+            one, times = found["spread"].get(name), found.get(f"ratio_vs_{name}") or 1.0
+            shown = one and [
+                f"{one['median']:.2f}",
+                f"{one['min']:.2f}–{one['max']:.2f}",
+                f"{times:.2f}×",
+            ]
+            cells += shown or ["–", "", ""]
         table.add_row(label, *cells)
     console.print(table)
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(style="bold")
     for size in batch_sizes:
         found = results[str(size)]
-        reached = f"{found['gflops']:.0f} GFLOP/s, {found['peak_fraction']:.2f} of it"
-        limit = f"{found['peak_gflops']:.0f} GFLOP/s"
-        table.add_row(f"batch {size}: matrix products, all cores", limit)
-        table.add_row("  whole round", reached)
-        table.add_row("  compilation", f"{found['compile_seconds']:.1f} s")
-    table.add_row("kernels", results[str(batch_sizes[0])]["settings"]["ours"]["kernels"])
-    for kind in ("cold", "warm") if results["start"] else ():
-        seconds = results["start"][f"start_{kind}_seconds"]
-        table.add_row(f"start to end of round one, {kind}", f"{seconds:.1f} s")
-    console.print(table)
-    others = results["others"]
-    if others is not None and others["cpu_share"] + others["steal_share"] > QUIET:
         console.print(
-            f"[red]The machine was not quiet[/red]: other work took "
-            f"{100 * others['cpu_share']:.0f} % of it, the host {100 * others['steal_share']:.0f} %. "
-            "Loops with several threads suffer most; measure again."
+            f"batch {size}: {found['gflops']:.0f} GFLOP/s, {found['peak_fraction']:.2f} of matrix "
+            f"products on all cores; compiled in {found['compile_seconds']:.1f} s"
         )
+    console.print(f"kernels: {results[str(batch_sizes[0])]['settings']['ours']['kernels']}")
+    console.print(
+        f"load at the start: {results['machine']['load_at_start']} (trust a quiet machine)"
+    )
 
 
 def draw(results: dict[str, Any], batch_sizes: list[int]) -> Figure:
     """Bars of seconds a round, one panel a batch size, with the least and largest repeat."""
-    figure = Figure(figsize=(4.0 + 3.0 * len(batch_sizes), 3.4), layout="constrained")
-    panels = figure.subplots(1, len(batch_sizes), sharey=True, squeeze=False)[0]
-    shown = [n for n in COLOURS if any(results[str(size)]["spread"][n] for size in batch_sizes)]
+    figure, [panels] = figures.panels(1, len(batch_sizes), 5.0, 3.4, sharey=True)
     for axes, size in zip(panels, batch_sizes, strict=True):
         found = results[str(size)]
-        longest = max(found["spread"][name]["max"] for name in shown if found["spread"][name])
-        for place, name in enumerate(shown):
-            spread = found["spread"][name]
-            if spread is None:
-                continue
-            middle = spread["median"]
-            error = [[middle - spread["min"]], [spread["max"] - middle]]
-            look: Any = {"color": COLOURS[name], "height": 0.7, "error_kw": {"linewidth": 0.8}}
-            axes.barh(place, middle, xerr=error, **look)
-            label = f"{middle:.2f} s"
-            if name != "ours":
-                label += f"  ({found[f'ratio_vs_{name}']:.1f}×)"
-            axes.text(spread["max"] + 0.02 * longest, place, label, va="center", fontsize=8)
+        longest = max(one["max"] for one in found["spread"].values())
+        for place, (name, one) in enumerate(found["spread"].items()):
+            middle = one["median"]
+            error = [[middle - one["min"]], [one["max"] - middle]]
+            axes.barh(place, middle, xerr=error, color=COLOURS[name], height=0.7)
+            times = "" if name == "ours" else f"  ({found[f'ratio_vs_{name}']:.1f}×)"
+            label = f"{middle:.2f} s{times}"
+            axes.text(one["max"] + 0.02 * longest, place, label, va="center", fontsize=8)
         axes.set(title=f"batch {size}", xlabel="seconds a round", xlim=(0, 1.4 * longest))
-        axes.set_yticks(range(len(shown)), [LABELS[name] for name in shown])
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="x", alpha=0.25, linewidth=0.6)
+        axes.set_yticks(range(len(found["spread"])), [LABELS[name] for name in found["spread"]])
     panels[0].invert_yaxis()
-    work, place = results["work"], results["machine"]
-    about = f"N = {work['N']}, K = {work['K']}, E = {work['E']}"
-    figure.suptitle(f"pFedAFM, {about}: {place['cores']} cores, {place['cpu']}", fontsize=10)
+    place = results["machine"]
+    title = f"{about(results['work'])}: {place['cores']} cores, {place['cpu']}"
+    figure.suptitle(title, fontsize=10)
     return figure
 
 
 def main(argv: list[str]) -> int:
     options = parse(argv)
     batch_sizes = numbers(options.batch_sizes, "batch_sizes")
-    config, names = settings(options), chosen(options.without)
-    json_file = common.writable(options.json, "json")
-    about = {"machine": common.machine(), "command": f"python {shlex.join(sys.argv)}"}
-    picture = common.writable(options.plot, "plot")
-    assert picture is not None
-    results = {**measure(options, config, batch_sizes, names), **about}
+    config, repeats = settings(options), repeats_of(options)
+    json_file, picture = (common.writable(getattr(options, n), n) for n in ("json", "plot"))
+    work = {"N": config.num_clients, "K": config.num_participants, "E": config.local_epochs}
+    results: dict[str, Any] = {"machine": common.machine(), "work": work}
+    results["command"] = f"python {shlex.join(sys.argv)}"
+    draws = [
+        draw_participants(config.seed, t, config.num_clients, config.num_participants).tolist()
+        for t in range(1, (1 if options.quick else 5) + 1)
+    ]
+    begin, contenders = time.perf_counter(), {}
+    dataset = load_data(config)
+    with tempfile.TemporaryDirectory(prefix="pfedafm-speed-") as name:
+        folder = Path(name)
+        Work(config, dataset, split(config, dataset)).save(folder / "work")
+        try:
+            for name in repeats:  # the engine's cache is empty: its compilation is reported
+                cache = folder / "cache" if name == "ours" else None
+                contenders[name] = Contender(name, folder / "work", cache)
+            for size in batch_sizes:
+                results[str(size)] = race(contenders, repeats, draws, size)
+        finally:
+            for contender in contenders.values():
+                contender.close()
+    results["seconds"] = round(time.perf_counter() - begin, 1)
     print_results(results, batch_sizes)
-    console.print(f"  {plots.save(draw(results, batch_sizes), picture)}")
-    common.write_json(json_file, results)
+    console.print(f"  {plots.save(draw(results, batch_sizes), picture or 'speed.png')}")
+    if json_file is not None:
+        json_file.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     return 0
 
 

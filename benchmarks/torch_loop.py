@@ -4,13 +4,13 @@ Both have the layers, batches, losses and optimizer of this project; their data 
 normalised before the clock starts. They differ in what is in the graph:
 
 careful   phase 1: the shared extractor under `no_grad`; phase 2: it and the frozen header alone
-cached    the same, the frozen features computed once a visit; `torch_processes.py` runs it
+cached    the same, the frozen features computed once per visit; `torch_processes.py` runs it
 released  phase 1: the shared extractor's forward and backward pass too, its gradients never used;
           phase 2: the local model's forward and backward pass too, its features multiplied by zero
 
-What else slows the released scripts (anomaly detection, a data loader that prepares images one by
-one, judging three times) is left out. The careful one tries both memory layouts and both kinds of
-SGD, and takes the fastest.
+Other causes of slowness in the released scripts (anomaly detection, a data loader that prepares
+images one by one, three evaluations) are left out. The careful one tries both memory layouts and
+both kinds of SGD, and takes the fastest.
 """
 
 import copy
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from pfedafm_jax.models import describe
 from pfedafm_jax.training import EVALUATION_BATCH
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # as ours: on the card where there is one
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a GPU if there is one, as ours
 # (round, client, phase, epoch) → positions of a client's samples
 Order = Callable[[int, int, int, int], np.ndarray]
 
@@ -126,7 +126,7 @@ class TorchLoop:
         return {**chosen, "threads": torch.get_num_threads()}
 
     def set_layout(self, channels_last: bool) -> None:
-        """Images and networks in this memory layout; pixels lie as they are indexed."""
+        """Puts images and networks into this memory layout."""
         if channels_last != self.channels_last:
             axes = (0, 2, 3, 1) if channels_last else (0, 3, 1, 2)
             self.pixels = self.pixels.permute(axes).contiguous()
@@ -162,7 +162,7 @@ class TorchLoop:
     def visits(
         self, number: int, participants: Sequence[int], total: dict[str, Tensor], samples: int
     ) -> list[tuple[float, float]]:
-        """Loss and accuracy of these clients; their shares of the average are added to `total`."""
+        """Loss and accuracy of these clients; adds their uploads, weighted, to `total`."""
         found = []
         for client in participants:
             loss, accuracy, trained = self.visit(number, client)
@@ -264,7 +264,7 @@ class TorchLoop:
 
     @torch.inference_mode()
     def accuracy(self, client: int) -> dict[str, float]:
-        """Shares of a client's test images that mixed, shared and local features get right."""
+        """A client's test accuracies with mixed, shared and local features."""
         own, rows = self.clients[client], self.partition.test[client]
         right: dict[str, int] = {"mixed": 0, "small": 0, "large": 0}
         for start in range(0, len(rows), EVALUATION_BATCH):

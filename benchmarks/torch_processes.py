@@ -1,8 +1,8 @@
-"""The PyTorch loop at its best on a CPU: a process a core, each with some of the participants.
+"""The PyTorch loop at its best on a CPU: one process per core, each with some of the participants.
 
-One client per core beats one client on all cores, for PyTorch as for us. The frozen extractor's
-features are computed once a visit, SGD is fused, memory lies as is fastest; weights travel through
-shared memory.
+One client per core is faster than one client on all cores, for PyTorch as for us. The frozen
+extractor's features are computed once per visit, SGD is fused, the memory layout is the fastest;
+weights are exchanged through shared memory.
 """
 
 import os
@@ -22,7 +22,7 @@ from pfedafm_jax.models import describe
 def serve(
     connection: Any, work: Work, shared: dict[str, torch.Tensor], total: dict[str, torch.Tensor]
 ) -> None:
-    """The process of one core: its clients, and its part of the sum."""
+    """The process of one core: trains its clients and adds its part to the sum."""
     loop = TorchLoop(work, cached=True, threads=1)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Newcomers: clients kept out of training (`--held-out-clients`) join finished runs.
+"""Newcomers: clients held out of training (`--held-out-clients`) join finished runs.
 
     python experiments/newcomers.py runs/newcomers/* --visits 10
 

@@ -2,7 +2,7 @@
 
 import argparse
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from paper import numbers
@@ -46,12 +46,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def rounds_of(scale: Scale) -> str:
-    """`500`, or `200 to 500` where datasets have different lengths."""
+    """`500`, or `200 to 500` if datasets have different lengths."""
     return " to ".join(map(str, sorted({*scale.rounds.values()})))
 
 
 def study_of(asked: argparse.Namespace) -> Study:
-    """What was asked for, checked."""
+    """The command line, checked."""
     if asked.scale not in SCALES:
         raise bad("scale", asked.scale, known(asked.scale, SCALES))
     if asked.rounds is not None and asked.rounds < 1:
@@ -68,19 +68,19 @@ def study_of(asked: argparse.Namespace) -> Study:
 
 
 def print_plan(
-    study: Study, items: Sequence[str], seconds: Mapping[str, float], tasks: Sequence[Task]
+    study: Study, items: Sequence[str], seconds: Sequence[float | None], tasks: Sequence[Task]
 ) -> None:
-    """What there is to do, before it starts."""
+    """Prints what there is to do."""
     what = "all" if len(items) == len(ITEMS) else ", ".join(items)
     rounds = study.rounds or rounds_of(study.scale)
     console.print(f"{what}, scale {study.scale.name}, {rounds} rounds: {study.scale.about}")
-    done, left = sum(task.state == "done" for task in tasks), sum(seconds.values())
-    rest = f"; the rest takes about {in_words(left)} on this machine" if left else ""
+    done, left = sum(task.state == "done" for task in tasks), sum(one or 0.0 for one in seconds)
+    rest = f"; the rest takes about {in_words(left)}, as finished ones did" if left else ""
     console.print(f"{len(tasks)} runs, {done} of them done{rest}")
 
 
 def looked(tasks: Sequence[Task]) -> dict[Path, Task]:
-    """What is done of these runs, each looked at once."""
+    """The state of these runs, each looked up once."""
     unique = {task.folder: task for task in tasks if task.folder is not None}
     return {folder: look(task, longer=True) for folder, task in unique.items()}
 
@@ -98,14 +98,13 @@ def main(argv: list[str]) -> int:
     needed = looked([task for name in items for task in ITEMS[name].tasks(study).values()])
     more = [theory_task(study)] if "fig-theory" in items else []
     everything = [*needed.values(), *more]
-    left = estimator(everything, study.scale.start_seconds)
-    seconds = {name_of(task): left(task) for task in everything}
+    seconds = list(map(estimator(everything), everything))
     print_plan(study, items, seconds, everything)
     if asked.list:
         rows = []
-        for one in everything:
-            name, rounds = name_of(one), f"{one.rounds_done}/{one.config.rounds}"
-            rows.append([name, one.state, rounds, in_words(seconds[name]) if seconds[name] else ""])
+        for one, left in zip(everything, seconds, strict=True):
+            rounds = f"{one.rounds_done}/{one.config.rounds}"
+            rows.append([name_of(one), one.state, rounds, in_words(left) if left else ""])
         print_table(["run", "state", "rounds", "time left"], rows)
         return 0
     if asked.only_finished:
@@ -128,7 +127,7 @@ def main(argv: list[str]) -> int:
 
 
 def draw(study: Study, name: str, done: dict[Path, Run]) -> None:
-    """An item's files; one that nothing is finished for is named."""
+    """Writes an item's files; says so if none of its runs is finished."""
     item = ITEMS[name]
     needed = item.tasks(study)
     wanted = {**item.also(study), **needed}

@@ -1,7 +1,7 @@
-"""What the paper proves about convergence, measured in a run: `docs/theory.md` says what and how.
+"""The paper's convergence analysis, measured in a run: `docs/theory.md` says what and how.
 
 The theory is about a client's whole model h = (θ, ω_k, α_k) and its loss on all its training data
-(Eq. 12). In every round a few participants are looked at in five places:
+(Eq. 12). In every round a few participants are examined at five points:
 
   start       what the client has, with the shared extractor it receives       (tE + 0)
   step        one step of plain gradient descent from there
@@ -31,7 +31,7 @@ from pfedafm_jax.reference import plain
 from pfedafm_jax.training import cross_entropy
 
 Tree = Any
-CLIENTS = 3  # participants looked at in a round
+CLIENTS = 3  # participants examined per round
 WAYS = (("start", "step"), ("start", "local"), ("local", "trained"), ("trained", "aggregated"))
 
 
@@ -48,12 +48,12 @@ def gradient_pass(
 ) -> Pass:
     """Loss, gradient and the variance of batch gradients from one epoch of random batches.
 
-    Batches of a random order are random batches, and their mean, weighted by size, is the gradient
-    on all data: the mean squared distance from it has no bias where all batches have one size.
+    Consecutive batches of a random order are random batches, and their mean, weighted by size, is
+    the gradient on all data: the mean squared distance from it is unbiased if all have one size.
 
     Args:
         loss: `loss(params, batch)`, a mean over the batch.
-        params: where to look.
+        params: the point.
         batches: the epoch, `[batches, …]`.
         sizes: samples of each batch, `[batches]`; 0: padding.
     """
@@ -106,7 +106,7 @@ def bound(
 @partial(jax.jit, static_argnames=("method", "architecture"))
 def _at(method: PFedAFM, architecture: Architecture, params: Tree, batches: Tree) -> Pass:
     """The mixed model's loss (Eq. 12) over batches: images uint8 `[batches, size, …]`, labels and
-    what is no padding `[batches, size]`."""
+    a mask of real samples `[batches, size]`."""
 
     def loss(params: Tree, batch: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         pixels = normalise(batch[0], method.training.mean, method.training.std)
@@ -130,8 +130,8 @@ def _batches(programs: Programs, client: int, round_index: int) -> tuple[np.ndar
 
 
 def own_extractor(programs: Programs, client: int, t: int, header: Tree, shared: Tree) -> Tree:
-    """θ_k^t, what a participant uploads: phase 2 done again, with the same key, since the engine
-    keeps only the average. `header` is its trained one, `shared` the extractor that it received."""
+    """θ_k^t, a participant's upload: phase 2 repeated with the same key, since the engine keeps
+    only the average. `header` is the trained one, `shared` the extractor it received."""
     key, data = client_key(programs.key, t, client), plain.data_of(programs, client)
     own, server = {"header": header}, {"shared_extractor": shared}
     update = plain.shared_update(programs.method, key, own, server, data, np.float32(1))
@@ -141,7 +141,7 @@ def own_extractor(programs: Programs, client: int, t: int, header: Tree, shared:
 def visit(
     programs: Programs, client: int, t: int, before: Tree, after: Tree, old: Tree, new: Tree
 ) -> dict[str, Any]:
-    """What is measured of one participant: `before` and `after` are its states around the round,
+    """The measurements of one participant: `before` and `after` are its states around the round,
     `old` and `new` the shared extractors."""
     method, architecture = programs.method, programs.architectures[programs.groups[client]]
     assert isinstance(method, PFedAFM)
@@ -187,7 +187,7 @@ def _finite(values: Any) -> bool:
 def study(
     config: Config, data_dir: str | None = None, log: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """Trains as `config` says and measures on the way: see `outcome`; all of it is plain JSON."""
+    """Trains with the settings of `config` and measures on the way; returns JSON, see `outcome`."""
     own = config.pfedafm
     strange = own.training != "iterative" or own.mix_relay or own.leak_momentum
     if config.method != "pfedafm" or strange:
@@ -216,7 +216,7 @@ def _drawn(config: Config, number: int) -> list[int]:
 
 
 def outcome(rounds: Sequence[dict[str, Any]], config: Config) -> dict[str, Any]:
-    """Constants from what was measured, the average of Theorem 2 by T, its bound, the lemmas."""
+    """From the measurements: constants, the average of Theorem 2 by T, its bound, the lemmas."""
     visits = [each for row in rounds for each in row["visits"]]
     usual = [each["smoothness"]["start to step"] or 0.0 for each in visits]
     if not visits or not rounds[0]["visits"] or max(usual) <= 0:
@@ -269,9 +269,9 @@ def _path(measured: dict[str, Any]) -> float:
 
 
 def visits_per_client(config: Config, numbers: Sequence[int]) -> list[float]:
-    """Visits so far over clients seen so far, after these rounds: T where C = 1.
+    """Visits so far over clients seen so far, after these rounds; T if C = 1.
 
-    The theorem is about one client; these are the rounds that it has had.
+    The theorem is about one client; this is the mean number of rounds it has had.
     """
     seen: set[int] = set()
     found = {}

@@ -9,9 +9,15 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a cache that is read-only
 
-from pfedafm_jax.compare import compare
 from pfedafm_jax.config import Config, updated
-from pfedafm_jax.data import Dataset, Partition, dataset_from_arrays, load_dataset, make_partition
+from pfedafm_jax.data import (
+    Dataset,
+    Partition,
+    dataset_from_arrays,
+    load_dataset,
+    make_partition,
+    token_ids,
+)
 from pfedafm_jax.engine import Devices, setup_devices
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment, load_data, split
@@ -22,7 +28,7 @@ from pfedafm_jax.newcomer import Newcomer
 from pfedafm_jax.presets import paper_scale, with_preset
 from pfedafm_jax.records import Record, Summary
 from pfedafm_jax.results import Run, read_run, read_runs
-from pfedafm_jax.run import run
+from pfedafm_jax.run import compare, run
 from pfedafm_jax.trained import TrainedClient, TrainedRun, load_run
 
 __version__ = "0.1.0"
@@ -58,6 +64,7 @@ __all__ = [
     "run",
     "setup_devices",
     "split",
+    "token_ids",
     "updated",
     "with_preset",
 ]

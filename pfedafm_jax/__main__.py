@@ -7,11 +7,14 @@ COMMANDS = {
     "run": "one run of one method",
     "compare": "several methods, or seeds, side by side",
     "sweep": "settings, chosen on held-out training data",
-    "plot": "runs in one picture",
+    "plot": "runs in one plot",
     "report": "runs as one page",
     "predict": "classify images with a trained client",
     "export": "write a trained client for use elsewhere",
     "join": "admit a newcomer to a trained run",
+    "serve": "the server of a real federation, on Flower",
+    "node": "one client of a real federation",
+    "certs": "certificates and keys for a real federation",
 }
 
 

@@ -1,17 +1,17 @@
-"""Checkpoints of a run's `State`, written by Orbax in the background while the next rounds go on.
+"""Checkpoints of a run's `State`, written by Orbax in the background during the next rounds.
 
-    round-000010/        clients, by blocks; server, records and per-client numbers
+    round-000010/        clients, in blocks; server, records and per-client numbers
     round-000010.json    the manifest, written last: the folders whose clients make up this
                          checkpoint, and size and sha256 of every file
 
-A save holds the clients that were written to since the save before, and its checkpoint is the
-clients of a chain of folders, later ones over earlier ones. Once the chain has grown to twice its
-first folder, the next save holds all clients and starts another chain: a client is written about
+A save holds only the clients changed since the previous one. A checkpoint is therefore a chain of
+folders, in which later states replace earlier ones. Once the chain is twice as large as its
+first folder, the next save holds all clients and starts a new chain, so a client is written about
 twice as often as it changes, however many there are. The last two checkpoints and the best one are
-kept, and the first of the chain before, which shares no file with the latest: no single damaged
-file makes all of them unusable. Nothing in them depends on the number of devices or processes:
-where several processes run together, Orbax has each write its own clients into the folder, which
-all of them must see, and rounds wait for it.
+kept, and the first of the previous chain, which shares no file with the latest: no single damaged
+file makes all of them unusable. Checkpoints do not depend on the number of devices or processes:
+with several processes, each writes its own clients, through Orbax, to a folder that all must see,
+and rounds wait for it.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ BLOCK_BYTES = 2**30  # clients are copied and written in blocks of this size
 
 
 class Saved(NamedTuple):
-    """What a checkpoint held."""
+    """The content of a checkpoint."""
 
     round: int
     state: State
@@ -45,17 +45,17 @@ class Saved(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """The folders that the next save may build on."""
+    """The folders that the next save can extend."""
 
     parts: tuple[int, ...] = ()  # their rounds, the one with all clients first
     first: int = 0  # clients in that one
-    later: int = 0  # clients in the others, counted as often as they were written
+    later: int = 0  # clients in the others, with repetition
 
 
 class Checkpoints:
     """The checkpoints of one run in one folder; `identity` (settings, data) is in every manifest.
 
-    `seconds` is how long saving held up the run, `background_seconds` how long it took beside it.
+    `seconds` is how long rounds waited for saves, `background_seconds` how long the saves took.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Checkpoints:
     # ---------------------------------------------------------------------------- reading
 
     def manifests(self) -> dict[int, Manifest]:
-        """The manifests that can be read, by round, newest first; not what they name."""
+        """The valid manifests by round, newest first; the files they name are not checked."""
         found = {}
         for number in self._rounds():
             with contextlib.suppress(OSError, ValueError):
@@ -88,13 +88,13 @@ class Checkpoints:
         return found
 
     def load(self, state: State) -> Saved | None:
-        """The newest checkpoint whose files are all as they were written; others are named.
+        """Loads the newest checkpoint whose files are all intact; reports damaged ones.
 
         Args:
-            state: one that has run no round; the store of it is filled.
+            state: the state before the first round; its store is overwritten.
 
         Returns:
-            What was saved, with a state as the run had it; None where there is no checkpoint yet.
+            What was saved; None if there is no checkpoint.
         """
         manifest = self.newest()
         if manifest is None:
@@ -104,7 +104,7 @@ class Checkpoints:
         return self._read(manifest, state)
 
     def newest(self) -> Manifest | None:
-        """The newest manifest whose files are all as they were written; others are named."""
+        """The newest manifest whose files are all intact; reports damaged ones."""
         rounds = self._rounds()
         for number in rounds:
             try:
@@ -147,7 +147,7 @@ class Checkpoints:
         return Saved(manifest["round"], State(server, store, home), run["arrays"], details)
 
     def verify(self, manifest: Manifest) -> None:
-        """`ValueError` where a file of this manifest is not as it was written."""
+        """Raises `ValueError` if a file of this manifest is missing or was altered."""
         for name, (size, digest) in manifest["files"].items():
             path = self.folder / name
             if not path.is_file():
@@ -172,11 +172,11 @@ class Checkpoints:
         details: dict[str, Any],
         score: float | None = None,
     ) -> None:
-        """Saves the state after round `number` in the background, after copying what has changed.
+        """Copies what has changed by round `number`, and saves it in the background.
 
         Args:
-            arrays, details: what else `load` gives back, as arrays and as JSON.
-            score: the highest of a run is that of its best checkpoint.
+            arrays, details: what else `load` should return, as arrays and as JSON.
+            score: the checkpoint with the highest one is kept as the best.
         """
         self.wait()
         if number <= self._last:
@@ -211,15 +211,15 @@ class Checkpoints:
         if num_bytes <= BLOCK_BYTES:
             blocks = list(blocks)
         self._pending = self._pool.submit(self._write, manifest, blocks, run, num_bytes)
-        # Too much to be copied is read while it is written; and where several processes save, Orbax
-        # lets them meet as rounds do, and the two kinds of meeting must not overlap.
+        # States too large to copy are read while they are written. With several processes, Orbax
+        # synchronizes them as rounds do, and the two must not overlap.
         if num_bytes > BLOCK_BYTES or self._processes:
             self.wait()
         else:
             self.seconds += time.perf_counter() - start
 
     def _blocks(self, clients: np.ndarray, state: State) -> Iterator[Tree]:
-        """Clients and their states by group, for so many clients at a time as fit into a block."""
+        """Clients and their states by group, in blocks of at most `BLOCK_BYTES`."""
         store = state.store
         most = max(1, BLOCK_BYTES // int(store.row_bytes.max()))
         for first in range(0, len(clients), most):
@@ -240,7 +240,7 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._index == 0:
             self._manifest_path(number).unlink(missing_ok=True)
-            files.remove(folder)  # what a save that was cut off, or a damaged checkpoint, left
+            files.remove(folder)  # of an interrupted save, or a damaged checkpoint
             for left in (*self.folder.glob(".*.tmp"), *self.folder.glob(".space.*")):
                 left.unlink(missing_ok=True)
         try:
@@ -252,7 +252,7 @@ class Checkpoints:
             files.write_tree(folder / "run", run)
             if self._index > 0:
                 return
-            # Clients of earlier folders, as they were when these were written.
+            # The files of earlier folders, with their digests of that time.
             manifest["files"] = {
                 name: entry
                 for version in self._versions.values()
@@ -264,15 +264,15 @@ class Checkpoints:
                 manifest["files"][path.relative_to(self.folder).as_posix()] = entry
             write_atomically(self._manifest_path(number), files.signed(manifest))
         except BaseException:
-            files.remove(folder)  # leaves room for others where the disk is full
+            files.remove(folder)  # makes room if the disk is full
             raise
         self._versions[number] = manifest
         self._prune(2)
         self.background_seconds += time.perf_counter() - start
 
     def _prune(self, latest: int) -> None:
-        """Keeps the latest checkpoints, the best, one that shares nothing with the last, and what
-        they need."""
+        """Deletes all but the latest checkpoints, the best, one that shares no file with the last,
+        and the folders they need."""
         versions, numbers = self._versions, sorted(self._versions)
         scores = {n: m["score"] for n, m in versions.items() if m["score"] is not None}
         best = [min(scores, key=lambda n: (-scores[n], n))] if scores else []
@@ -283,9 +283,9 @@ class Checkpoints:
         self.clean(max(kept, default=0))
 
     def clean(self, last: int | None = None) -> None:
-        """Removes what no checkpoint that is known to be good needs; the first process does it.
+        """Removes, in process 0, everything that no valid checkpoint needs.
 
-        `last`: only what is not newer, since other processes may be at the next one already.
+        `last`: spare anything newer, since other processes may be at the next save already.
         """
         if self._index > 0:
             return
@@ -305,7 +305,7 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Until the last save is done; `StorageError` if it failed (those before are good)."""
+        """Waits for the last save; `StorageError` if it failed (earlier ones are intact)."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -321,13 +321,13 @@ class Checkpoints:
             self.seconds += time.perf_counter() - start
 
     def finish(self) -> None:
-        """After the last round: only the last checkpoint and the best one stay."""
+        """After the last round: keeps only the last checkpoint and the best one."""
         self.wait()
         self._prune(1)
 
     def close(self) -> None:
-        """Lets a save that is under way end; whether it succeeds no longer matters to anybody."""
-        # Where another process is gone it would never end.
+        """Waits for a save in progress, and ignores its errors."""
+        # If another process has died, it would never end.
         self._pool.shutdown(wait=self._processes is None)
 
     def clear(self) -> None:

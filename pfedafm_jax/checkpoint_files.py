@@ -18,6 +18,7 @@ import numpy as np
 
 from pfedafm_jax.errors import START_OVER, PfedafmError, disk_is_full
 from pfedafm_jax.files import read_bytes, reading
+from pfedafm_jax.pytrees import by_path
 
 Tree = Any
 Leaves = dict[str, np.ndarray]  # by their path, `header.kernel`
@@ -28,13 +29,13 @@ FIELDS: dict[str, Any] = {
     "round": int, "score": float | None, "parts": list, "processes": int, "files": dict,
     "config": dict, "data": str, "split": str,
 }  # fmt: skip
-"""What a manifest has, and of which type."""
+"""The fields of a manifest and their types."""
 MAX_MANIFEST_BYTES = 256 * 2**20
 NAME = re.compile(r"round-(\d{6,8})(\.json)?")
 
 
 def read_manifest(path: Path) -> Manifest:
-    """A manifest that is as it was written; `ValueError` says what is wrong with any other."""
+    """Reads and checks a manifest; `ValueError` says what is wrong with it."""
     if path.stat().st_size > MAX_MANIFEST_BYTES:
         raise ValueError(f"{path.name} is larger than any manifest")
     try:
@@ -65,7 +66,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def signed(manifest: Manifest) -> bytes:
-    """A manifest with its own digest, as it is written."""
+    """A manifest as written, with its own digest."""
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
     return json.dumps({"sha256": digest, "manifest": manifest}).encode()
 
@@ -82,7 +83,7 @@ def part_of(name: str) -> int | None:
 
 
 def digest_of(path: Path, flush: bool = False) -> str:
-    """The sha256 of a file, which is on disk for good if `flush`."""
+    """The sha256 of a file; `flush` makes sure that it is on disk."""
     with reading(path) as file:
         if flush:
             os.fsync(file.fileno())
@@ -90,7 +91,7 @@ def digest_of(path: Path, flush: bool = False) -> str:
 
 
 def reserve(folder: Path, num_bytes: int) -> None:
-    """Raises where there is no space for this much, which Orbax would tell in many words."""
+    """Raises if there is no space for this many bytes; Orbax's own error is hard to read."""
     path = folder / f".space.{os.getpid()}"
     try:
         with path.open("wb") as file:
@@ -104,24 +105,19 @@ def reserve(folder: Path, num_bytes: int) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a folder, whole or half-written."""
+    """Removes a folder, complete or partial."""
     shutil.rmtree(path, ignore_errors=True)
     shutil.rmtree(path.with_name(f"{path.name}.orbax-checkpoint-tmp"), ignore_errors=True)
 
 
 def named(tree: Tree) -> Leaves:
-    """The leaves by their path, as arrays of their own (the tree's may be changed or donated)."""
+    """Copies of the leaves by path (the tree's own may be changed or donated later)."""
     return {name: np.array(leaf) for name, leaf in by_path(tree).items()}
 
 
-def by_path(tree: Tree) -> dict[str, Any]:
-    """The leaves of a tree by their path."""
-    paths = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in paths}
-
-
 def fitted(template: Tree, leaves: Leaves, rows: int | None = None) -> Tree:
-    """Leaves by path as a tree like `template` (with `rows` in front); raises where none fits."""
+    """A tree like `template` (with a leading axis of `rows`) from leaves by path; raises if a leaf
+    does not fit."""
     front = () if rows is None else (rows,)
     expected = {n: ((*front, *np.shape(x)), x.dtype) for n, x in by_path(template).items()}
     found = {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
@@ -132,21 +128,21 @@ def fitted(template: Tree, leaves: Leaves, rows: int | None = None) -> Tree:
 
 
 def filled(leaves: Leaves) -> Leaves:
-    """Without arrays of size zero, which Orbax does not take."""
+    """Without arrays of size zero, which Orbax does not accept."""
     return {name: leaf for name, leaf in leaves.items() if leaf.size}
 
 
 def _orbax() -> Any:
-    import orbax.checkpoint as ocp  # here, because it takes a while and `--help` needs none of it
+    import orbax.checkpoint as ocp  # here, since the import is slow and `--help` does not need it
 
-    # Orbax tells of every folder; its errors are raised as well.
+    # Orbax logs every folder; its errors are raised as well.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     return ocp
 
 
 @contextlib.contextmanager
 def _plain(folder: Path) -> Iterator[Path]:
-    """The folder by a path that Orbax takes: brackets would be a pattern, backslashes an error."""
+    """The folder under a path that Orbax accepts: without brackets (a pattern) and backslashes."""
     if not glob.has_magic(str(folder)) and "\\" not in str(folder):
         yield folder
         return
@@ -164,8 +160,8 @@ def write_tree(folder: Path, tree: Tree) -> None:
 
 
 def read_tree(folder: Path, only: str | None = None) -> Any:
-    """A tree as numpy arrays, however many devices and processes it was written by; or the part
-    under one name, if there is one."""
+    """A tree as numpy arrays, whatever devices and processes wrote it; or only the part under one
+    name, if it exists."""
     ocp = _orbax()
     with _plain(folder) as path, ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         found = checkpointer.metadata(path).item_metadata.tree
@@ -180,7 +176,7 @@ def read_tree(folder: Path, only: str | None = None) -> Any:
 
 
 def read_clients(folder: Path, only: int | None = None) -> Iterator[tuple[int, np.ndarray, Leaves]]:
-    """Clients in a folder, one group at a time, or one group only.
+    """The clients in a folder, by group, or of one group only.
 
     Yields:
         The group, its clients (int `[rows]`, -1 fills the rows of a process with fewer than

@@ -1,4 +1,4 @@
-"""What the commands share: their options and settings from the command line, and how they end."""
+"""What the commands share: options and settings from the command line, errors and exit codes."""
 
 import argparse
 import errno
@@ -30,28 +30,28 @@ from pfedafm_jax.signals import explain_aborts
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says besides the settings of the run."""
+    """The options on the command line that are not settings of the run."""
 
     name: str
     run_dir: Path
     command: str  # as it was typed
-    more: argparse.Namespace  # all others, and those of one command alone
+    more: argparse.Namespace  # the other options, those of a single command included
 
     def start(self, devices: int) -> dict[str, Any]:
-        """Meets other processes and sets up the devices; what `run_all` is to be told of all this.
+        """Connects to other processes and sets up the devices; returns arguments for `run_all`.
 
-        Raises where an observer that `--tensorboard` or `--wandb` ask for cannot be used.
+        Raises if an observer that `--tensorboard` or `--wandb` asks for cannot be used.
         """
         if self.more.coordinator is not None:
             join(self.more.coordinator, self.more.num_processes, self.more.process_id)
         setup_devices(devices)
         first = self.more.coordinator is None or jax.process_index() == 0
-        console.quiet = not first  # one process speaks for all
-        told = {"data_dir": self.more.data_dir, "name": self.name, "command": self.command}
-        return told | {"observers": self.observers() if first else []}
+        console.quiet = not first  # only process 0 prints
+        shared = {"data_dir": self.more.data_dir, "name": self.name, "command": self.command}
+        return shared | {"observers": self.observers() if first else []}
 
     def observers(self) -> list[Observer]:
-        """Those that `--tensorboard` and `--wandb` ask for; raises where one cannot be used."""
+        """The observers for `--tensorboard` and `--wandb`; raises if one cannot be used."""
         found: list[Observer] = [TensorBoard()] if self.more.tensorboard else []
         if self.more.wandb is not None:
             found.append(WeightsAndBiases(self.more.wandb, self.more.fresh, console.print))
@@ -59,9 +59,9 @@ class Options:
 
 
 def guarded(main: Callable[[list[str]], int]) -> NoReturn:
-    """Runs a command with the words behind its name, and ends the process with what it returns.
+    """Runs a command with its arguments, and exits with the code that it returns.
 
-    A `PfedafmError` becomes one message and its exit code, an interruption the conventional 130.
+    A `PfedafmError` becomes one message and its exit code; Ctrl-C becomes the conventional 130.
     """
     explain_aborts()
     try:
@@ -71,7 +71,7 @@ def guarded(main: Callable[[list[str]], int]) -> NoReturn:
     except PfedafmError as error:
         stopped = isinstance(error, Interrupted)
         message, code = f"{'' if stopped else 'error: '}{error}", error.exit_code
-    except OSError as error:  # a disk that is full, or gone, outside the rounds; a name too long
+    except OSError as error:  # a full or missing disk outside the rounds; a name too long
         message, code = f"error: {error}", 2 if error.errno == errno.ENAMETOOLONG else 1
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
@@ -88,15 +88,15 @@ def guarded(main: Callable[[list[str]], int]) -> NoReturn:
     print(clean(message), file=sys.stderr, flush=True)
     try:
         print(end="", flush=True)
-    except OSError:  # Python would try once more, and complain
+    except OSError:  # Python would retry at exit, and complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if jax.distributed.is_initialized():
-        os._exit(code)  # the usual way out waits for the other processes, which may be gone
+        os._exit(code)  # a normal exit waits for the other processes, which may have died
     sys.exit(code)
 
 
 def option_parser(everything: bool = True) -> Parser:
-    """What is no setting: where to begin, where files are, who watches, which processes."""
+    """Options that are not settings: configuration, folders, observers, processes."""
     parser = Parser()
     add, several = (
         parser.add_argument_group("Run").add_argument,
@@ -133,15 +133,15 @@ def parse(
     description: str,
     add_options: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
 ) -> tuple[Config, Options]:
-    """Settings by `--config`, `--preset` and `--paper`, each over the one before; flags over all.
+    """Settings from `--config`, `--preset` and `--paper`, in this order, then from flags.
 
     Args:
-        argv: the words of the command line.
+        argv: the arguments.
         program: the name of the command, `run` for `pfedafm run`.
         description: what it does, for `--help`.
-        add_options: adds what only this command has to a parser; it comes back in `Options.more`.
+        add_options: adds this command's own options to a parser; they end up in `Options.more`.
 
-    Plugins are loaded first of all, so that settings may name what they register.
+    Plugins are loaded first, so that settings may name what they register.
     """
     words = [spelled(word) for word in argv]
     asks_help = {"--help", "-h", "--help-all"} & set(words)
@@ -189,7 +189,7 @@ def run_name(config: str) -> str:
 
 
 def seeds(text: str) -> list[int] | None:
-    """`0,1,2` as numbers, each once; None where nothing was said.
+    """`0,1,2` as numbers, without repetition; None for an empty text.
 
     >>> seeds("0,1,1"), seeds("")
     ([0, 1], None)

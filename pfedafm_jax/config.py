@@ -1,9 +1,9 @@
-"""Every setting of a run, typed, with its default, its meaning and its check.
+"""Every setting of a run: type, default, meaning and range.
 
-The defaults are those of the configuration `hetero_cifar10` (N = 100, C = 10 %, 2 of 10 classes a
+The defaults are those of the configuration `hetero_cifar10` (N = 100, C = 10 %, 2 of 10 classes per
 client), at a length that two CPU cores finish in about five minutes, with one difference: the
-named configuration gives three of the compared methods learning rates of their own, a bare
-`Config()` trains all methods alike. `Config.load` reads named configurations and files.
+named configuration gives three of the compared methods their own learning rates, a bare
+`Config()` one to all methods. `Config.load` reads named configurations and files.
 """
 
 import dataclasses
@@ -46,32 +46,35 @@ Own = TypeVar("Own", bound=MethodSettings)
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Settings: which images, and which client holds which of them."""
+    """Settings of the data and its split."""
 
     dataset: str = "cifar10"
     """cifar10, cifar100, synthetic, or your own data. Synthetic images are generated, for trying
-    things out; your own are folder:PATH (images in one folder a class), npz:PATH or tfds:NAME."""
+    things out; your own are folder:PATH (a folder of images per class), leaf:PATH (LEAF's JSON),
+    npz:PATH or tfds:NAME."""
     image_size: Annotated[int, Ge(0), Le(4096)] = 0
-    """folder: and tfds: resize images to this height and width; 0: all have one size."""
+    """folder: and tfds: resize images to this height and width; leaf: flat lists are images of this
+    size; 0: as they are."""
     synthetic_classes: Annotated[int, Ge(2), Le(1000)] = 10
     """Number of classes of the synthetic dataset."""
     synthetic_samples: Count = 6000
     """Number of images of the synthetic dataset."""
     partition: str = "pathological"
-    """pathological: a few classes a client; dirichlet: Dirichlet(gamma) shares; iid: even shares;
-    natural: as the data says (user in npz); or a file NAME.npz that `Partition.save` wrote."""
+    """pathological: a few classes each; dirichlet: Dirichlet(gamma) shares; iid: even shares;
+    natural: each user of the data (npz, folder, leaf) is a client; or a file NAME.npz that
+    `Partition.save` wrote."""
     classes_per_client: Annotated[int, Ge(1), Le(1000)] = 2
-    """Pathological: classes that a client sees."""
+    """Pathological: number of classes per client."""
     gamma: Annotated[float, Ge(1e-3), Le(1e6)] = 0.5
     """Dirichlet: smaller is more uneven."""
     min_samples: Annotated[int, Ge(2), Le(10_000_000)] = 10
-    """Dirichlet: the least number of images a client gets, one of them to test on."""
+    """Dirichlet: minimum number of images per client, one of them for testing."""
     protocol: Literal["paper", "authors"] = "paper"
-    """How images become training and test data. paper: all are dealt, each client's 8:2 into both;
-    authors: 4/5 of the official training images and the official test images, dealt by the same
-    shares."""
+    """Which images are for training and testing. paper: all are split over clients, each client's
+    8:2; authors: 4/5 of the official training images and the official test images, in the same
+    proportions."""
     validation_fraction: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Part of each client's training data held out for choosing settings."""
+    """Fraction of each client's training data held out for choosing settings."""
     normalisation: Literal["dataset", "imagenet"] = "dataset"
     """Channel means and deviations: the dataset's own, or ImageNet's (released code, CIFAR-10)."""
     flip: bool = False
@@ -84,20 +87,22 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Clients:
-    """Settings: how many clients, with which networks."""
+    """Settings of the clients and their networks."""
 
     num_clients: Count = 100
     """Number of clients, the paper's N."""
     held_out_clients: Annotated[int, Ge(0), Le(1_000_000)] = 0
-    """So many more clients get a share of the data and never take part: newcomers, for later."""
+    """This many more clients get a share of the data but never take part: newcomers for later."""
     participation: Annotated[float, Gt(0), Le(1)] = 0.1
-    """Share of clients drawn each round, the paper's C."""
+    """Fraction of clients drawn each round, the paper's C."""
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Chance of each of them to drop out of the round: it sends nothing and stays as it was."""
     architectures: tuple[str, ...] = ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5")
-    """Client k gets number k mod their count."""
+    """Client k gets the (k mod count)th of these."""
     shared_extractor: str = "cnn5"
-    """Architecture of what clients share (the paper's G)."""
+    """Architecture of the shared network (the paper's G)."""
     feature_size: Annotated[int, Ge(1), Le(65_536)] = 500
-    """Width of a representation."""
+    """Width of the feature vector."""
     initialisation: Literal["torch", "flax"] = "torch"
     """Weight initialisation: PyTorch's default or Flax's."""
     same_start: bool = True
@@ -106,7 +111,7 @@ class Clients:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Settings: the method, rounds, local epochs, SGD and the average."""
+    """Settings of the method, rounds, local epochs, SGD and aggregation."""
 
     method: str = "pfedafm"
     """The federated method, one of those below. fedper, fedrep, fedavg and fedprox give
@@ -114,49 +119,52 @@ class Training:
     rounds: Count = 40
     """Communication rounds, the paper's T."""
     local_epochs: Epochs = 4
-    """Epochs a round (and phase), the paper's E."""
+    """Epochs per visit (and phase), the paper's E."""
     batch_size: Annotated[int, Ge(1), Le(1_000_000)] = 64
-    """Images in a step. The last, partial batch of an epoch is kept."""
+    """Images per step. The last, partial batch of an epoch is kept."""
     learning_rate: Rate = 0.02
-    """Of the networks (η_ω = η_θ). The paper's is 0.01, for longer runs; a method may have one of
-    its own: --fml.learning-rate."""
+    """For the networks (η_ω = η_θ). The paper's is 0.01, for longer runs; a method may have its
+    own: --fml.learning-rate."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
-    """SGD momentum, fresh at each visit of a client."""
+    """SGD momentum, reset at each visit of a client."""
     weight_decay: Rate = 1e-3
     """SGD weight decay."""
     clip_norm: Positive = 50.0
     """Gradients of each network are clipped to this global norm."""
-    aggregation: Literal["samples", "uniform", "last"] = "samples"
-    """Weights of the average. samples: n_k (the paper); uniform: all equal; last: the last
-    participant alone (released code)."""
+    aggregation: Literal["samples", "uniform", "median", "last"] = "samples"
+    """How uploads become one. An average, weighted by samples: n_k (the paper); uniform: all equal;
+    median: of each number the median; last: the last participant's alone (released code)."""
+    statistics: Literal["private", "averaged"] = "private"
+    """Running statistics (BatchNorm) of networks that clients share: each client's own, or averaged
+    like weights. BatchNorm's scale and bias are weights."""
     seed: Annotated[int, Ge(0), Lt(2**32)] = 0
-    """Decides split, start, draws and batches."""
+    """Determines split, initial weights, participants and batches."""
     eval_every: Count = 10
-    """Rounds between evaluations of all clients. There is one after the last round, too."""
+    """Rounds between evaluations of all clients; the last round always has one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Settings: what runs where; results are the same within rounding."""
+    """Settings of the machine; results are the same within rounding."""
 
     devices: Annotated[int, Ge(0), Le(4096)] = 0
     """Devices to use; 0: all GPUs, or one per CPU core."""
     layout: Literal["auto", "loop", "lockstep"] = "auto"
-    """loop: a device trains its clients one after another, one program an architecture; lockstep:
-    all at once, architectures of one family padded to one program; auto: loop on CPU."""
+    """loop: a device trains its clients one after another, one program per architecture; lockstep:
+    all at once, architectures of a family padded into one program; auto: loop on CPUs."""
     clients_per_step: Annotated[int, Ge(0), Le(65_536)] = 0
-    """Clients trained in one vectorized step; 0: one in a loop, in lockstep all of a device's."""
+    """Clients that a device trains at once; 0: one (loop) or all (lockstep)."""
     backend: Literal["pmap", "shard_map"] = "pmap"
-    """How work is spread over devices; the same bits."""
+    """How programs run on several devices; same bits."""
     precision: Literal["highest", "tf32", "bfloat16"] = "highest"
-    """Of products on GPUs, in results too: float32 throughout, or faster and rougher."""
+    """Of products on GPUs, which affects results: float32, or faster and less precise."""
     kernels: Literal["auto", "native", "xla"] = "auto"
     """Convolution and SGD on a CPU: native code, built at first use, or XLA's; auto: native where
     it can be built."""
     store: Literal["auto", "memory", "disk"] = "auto"
-    """Where clients' states wait between visits."""
+    """Where clients' states are kept between visits."""
     checkpoint_every: Annotated[int, Ge(0), Le(10_000_000)] = 5
-    """Rounds between checkpoints; 0: none. There is one after the last round, too."""
+    """Rounds between checkpoints; 0: none. The last round always has one."""
 
 
 GROUPS = (Data, Clients, Training, Machine)
@@ -164,10 +172,10 @@ GROUPS = (Data, Clients, Training, Machine)
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Machine, Training, Clients, Data):
-    """Everything that decides a run. Frozen: `dataclasses.replace` and `updated` make another.
+    """All settings of a run. Frozen: `dataclasses.replace` and `updated` make changed copies.
 
-    A method's own settings are in its class: `Config(settings=(FML.Settings(alpha=0.3),))`, or as a
-    file has them, `updated(Config(), {"fml": {"alpha": 0.3}})`; `config.fml` are those that count.
+    A method's settings are in its class, `Config(settings=(FML.Settings(alpha=0.3),))`, or as in a
+    file, `updated(Config(), {"fml": {"alpha": 0.3}})`; `config.fml` returns them.
 
     >>> Config(dataset="synthetic", num_clients=20, participation=0.2).num_participants
     4
@@ -187,7 +195,7 @@ class Config(Machine, Training, Clients, Data):
         for one in given:
             check_settings(one, f"{one.method}.")
         latest = {one.method: one for one in given}
-        # Defaults are left out, so that two configurations that mean the same are equal.
+        # Defaults are left out, so that equivalent configurations are equal.
         kept = tuple(one for _, one in sorted(latest.items()) if one != type(one)())
         object.__setattr__(self, "settings", kept)
 
@@ -222,7 +230,7 @@ class Config(Machine, Training, Clients, Data):
 
     @property
     def rate(self) -> float:
-        """The learning rate of this run's method: its own, or that of all methods.
+        """The learning rate of this run's method: its own, or the common one.
 
         >>> updated(Config(method="fml"), {"fml": {"learning_rate": 0.005}}).rate
         0.005
@@ -231,15 +239,14 @@ class Config(Machine, Training, Clients, Data):
         return self.learning_rate if own is None else own
 
     def check(self, dataset: "Dataset | None" = None) -> "Config":
-        """Raises `PfedafmError` on the first setting that cannot work; returns itself.
+        """Returns itself, or raises `PfedafmError` for the first setting that cannot work.
 
-        The dataset may have any name, as data given by hand has; with the data at hand its classes
-        and channels count.
+        If `dataset` is given, its name may be anything, and its classes and channels are checked.
         """
         check_settings(self)
         if self.method not in METHOD_SETTINGS:
             raise bad("method", self.method, known(self.method, METHOD_SETTINGS))
-        if self.image_size and not self.dataset.startswith(("folder:", "tfds:")):
+        if self.image_size and not self.dataset.startswith(("folder:", "leaf:", "tfds:")):
             accepted = f"0 (as they are) for {self.dataset}, where all have one size"
             raise bad("image_size", self.image_size, accepted)
         if self.partition not in PARTITIONS and not self.partition.endswith(".npz"):
@@ -256,10 +263,8 @@ class Config(Machine, Training, Clients, Data):
         if classes and self.partition == "pathological" and self.classes_per_client > classes:
             accepted = f"1 to {classes}, the classes of {self.dataset}"
             raise bad("classes_per_client", self.classes_per_client, accepted)
-        channels = 3 if dataset is None else dataset.image_shape[-1]
-        if self.normalisation == "imagenet" and channels != 3:
-            accepted = f"dataset, for images that have {channels} and not 3 channels"
-            raise bad("normalisation", "imagenet", accepted)
+        if dataset is not None:
+            self._check_images(dataset)
         if self.num_participants < 1:
             least = f"at least {1 / self.num_clients:g}: one of {self.num_clients} clients a round"
             raise bad("participation", self.participation, least)
@@ -272,9 +277,19 @@ class Config(Machine, Training, Clients, Data):
                 raise bad(setting, name, known(name, names))
         return self
 
+    def _check_images(self, dataset: "Dataset") -> None:
+        """Raises on settings for images that the data are not."""
+        channels, pixels = dataset.image_shape[-1], dataset.dtype == "uint8"
+        if self.normalisation == "imagenet" and not (channels == 3 and pixels):
+            found = f"images that have {channels} and not 3 channels" if pixels else dataset.dtype
+            raise bad("normalisation", "imagenet", f"dataset, for {found}")
+        for name in ("flip", "erase", "crop"):
+            if getattr(self, name) and dataset.noun != "images":
+                found = f"{dataset.dtype} {list(dataset.image_shape)}"
+                raise bad(name, True, f"false, for data that are no images but {found}")
+
     def as_dict(self) -> dict[str, Any]:
-        """What decides the run, as JSON has it: all settings, and under its method's name those of
-        the method."""
+        """The settings as JSON values, those of the run's method under its name."""
         values = {name: getattr(self, name) for name in settings_of(Config)}
         if self.method in METHOD_SETTINGS:
             values[self.method] = dataclasses.asdict(getattr(self, self.method))
@@ -297,9 +312,9 @@ def _names() -> list[str]:
 
 
 def updated(config: Config, values: Mapping[str, Any]) -> Config:
-    """`config` with some settings changed; a dictionary under a method's name changes the method's.
+    """`config` with some settings changed; a dictionary under a method's name changes its settings.
 
-    A learning rate that is set is that of every method, but for those with one in `values`.
+    A new `learning_rate` applies to every method except those with one of their own in `values`.
 
     >>> updated(Config(), {"rounds": 5, "pfedafm": {"mix_fixed": 0.5}}).pfedafm.mix_fixed
     0.5
@@ -320,7 +335,7 @@ def updated(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The settings of a file, as they stand there."""
+    """The settings in a file, unchecked."""
     try:
         return tomllib.loads(read_bytes(path).decode())
     except (OSError, ValueError, RecursionError) as error:  # of the name or of the content

@@ -1,4 +1,4 @@
-"""The one exception type for everything a user can cause and mend."""
+"""The exception type of all errors that a user can cause and fix."""
 
 import errno
 import os
@@ -8,45 +8,45 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-START_OVER = "--fresh (from Python: fresh=True) starts over"  # where a run cannot be resumed
+START_OVER = "--fresh (from Python: fresh=True) starts over"  # said if a run cannot be resumed
 
 
 class PfedafmError(Exception):
-    """Bad input or a missing resource; the message says what was wrong and what to do next.
+    """Bad input or a missing resource; the message says what is wrong and what to do about it.
 
-    The commands print the message alone and exit with code 2; from Python it is raised as it is.
+    Commands print the message without a traceback and exit with `exit_code`.
     """
 
     exit_code = 2
 
 
 class StorageError(PfedafmError):
-    """Something could not be written in the middle of a run; the last checkpoint is still there."""
+    """A write failed in the middle of a run; the last checkpoint is intact."""
 
     exit_code = 1
 
 
 class Interrupted(PfedafmError):
-    """The run was asked to stop and has saved where it stands."""
+    """The run was asked to stop, and did after saving its state."""
 
     def __init__(self, message: str, signal_number: int):
         super().__init__(message)
-        self.exit_code = 128 + signal_number  # as shells have it: 130 after Ctrl-C
+        self.exit_code = 128 + signal_number  # the shell's convention: 130 after Ctrl-C
 
 
 def reason(error: BaseException) -> str:
-    """The first line of what an error says; an `OSError` without its number and file."""
+    """The first line of an error's message; an `OSError` without its number and file name."""
     return (getattr(error, "strerror", None) or str(error)).strip().partition("\n")[0]
 
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Whatever a library raises inside becomes a `PfedafmError`, `what (reason)`; ours stay.
+    """Turns any exception raised inside into a `PfedafmError` that says `what (reason)`.
 
-    zipfile, numpy, Pillow and TFDS have no common type for damaged input.
+    zipfile, numpy, Pillow and TFDS have no common exception for damaged input.
     """
     try:
-        with warnings.catch_warnings():  # Pillow's, of pictures that would take all memory
+        with warnings.catch_warnings():  # Pillow warns of images that would fill the memory
             warnings.filterwarnings("error", "Image size .* exceeds limit")
             yield
     except PfedafmError:
@@ -57,12 +57,12 @@ def naming(what: str) -> Iterator[None]:
 
 
 def disk_is_full(error: BaseException | None) -> bool:
-    """Whether an error, or one that it came from, says that there is no space (or quota) left."""
+    """Whether an error, or one that caused it, says that no space (or quota) is left."""
     return _says(error, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _says(error: BaseException | None, *numbers: int) -> bool:
-    """Whether an error, or one that it came from, has one of these numbers or speaks of it."""
+    """Whether an error, or one that caused it, has one of these numbers or quotes its message."""
     words, seen = [os.strerror(number) for number in numbers], set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -73,7 +73,7 @@ def _says(error: BaseException | None, *numbers: int) -> bool:
 
 
 def storage_error(what: str, folder: Path, error: BaseException) -> StorageError:
-    """For something that could not be written: what, why, and what to free on a full disk."""
+    """The error for a failed write: what failed, why, and how to make room on a full disk."""
     if not disk_is_full(error):
         return StorageError(f"{what} could not be written ({reason(error)})")
     try:

@@ -1,4 +1,4 @@
-"""One evaluation for all methods and conventions: which test images a client classifies rightly."""
+"""The one evaluation of all methods and conventions: a client's accuracy on its own test images."""
 
 from collections.abc import Callable
 
@@ -13,17 +13,29 @@ from pfedafm_jax.training import EVALUATION_BATCH, ClientData, LocalTraining, lo
 def accuracy(
     training: LocalTraining, predict: Callable[[jax.Array], dict[str, jax.Array]], data: ClientData
 ) -> dict[str, jax.Array]:
-    """Accuracy of each named prediction, as a share of the client's own test images; NaN without
-    any, so that such a client counts in no mean."""
+    """The fraction of a client's test images that each of its predictions gets right.
+
+    Args:
+        training: how the client trains; its normalisation and loop layout are used here.
+        predict: from normalised images `[batch, …]` to logits `[batch, classes]` by name.
+        data: the client's data.
+
+    Returns:
+        Accuracy by name; NaN for a client without test images, so that means leave it out.
+    """
     size, shape = EVALUATION_BATCH, (1, *data.images.shape[1:])
     rows = jnp.pad(data.test, (0, size))
-    names = jax.eval_shape(predict, jax.ShapeDtypeStruct(shape, jnp.float32)).keys()
+
+    def scores(images: jax.Array) -> dict[str, jax.Array]:
+        return predict(normalise(images, training.mean, training.std))
+
+    names = jax.eval_shape(scores, jax.ShapeDtypeStruct(shape, data.images.dtype)).keys()
 
     def block(index, correct):
         batch = lax.dynamic_slice(rows, (index * size,), (size,))
         real = index * size + jnp.arange(size) < data.num_test
         labels = data.labels[batch]
-        logits = predict(normalise(data.images[batch], training.mean, training.std))
+        logits = scores(data.images[batch])
         hits = {
             name: jnp.sum((jnp.argmax(scores, axis=-1) == labels) & real)
             for name, scores in logits.items()

@@ -1,4 +1,4 @@
-"""A run in memory: data, split, rounds, and what they gave."""
+"""A run in memory: data, split, rounds and their results."""
 
 import importlib.metadata
 import platform
@@ -22,7 +22,7 @@ from pfedafm_jax.results import Run, per_round
 def load_data(
     config: Config, data_dir: str | None = None, log: Callable[[str], None] | None = None
 ) -> Dataset:
-    """The dataset of a configuration; `data_dir` has CIFAR, `log` is told of downloads."""
+    """The dataset of a configuration; `data_dir` has CIFAR, `log` is called about downloads."""
     return load_dataset(
         config.dataset,
         data_dir,
@@ -35,12 +35,12 @@ def load_data(
 
 
 def split(config: Config, dataset: Dataset) -> Partition:
-    """The clients' shares of a dataset; raises `PfedafmError` where it is too small for them."""
+    """The clients' shares of a dataset; raises `PfedafmError` if it is too small."""
     return _shares(config, dataset).of(slice(config.num_clients))
 
 
 def held_out(config: Config, dataset: Dataset) -> Partition:
-    """The shares of the clients that never take part, `held_out_clients` of them."""
+    """The shares of the `held_out_clients` clients, which never take part."""
     return _shares(config, dataset).of(slice(config.num_clients, None))
 
 
@@ -48,7 +48,8 @@ def _shares(config: Config, dataset: Dataset) -> Partition:
     config.check(dataset)
     if config.partition.endswith(".npz"):
         count = config.num_clients + config.held_out_clients
-        return Partition.load(config.partition).check(len(dataset.images), count)
+        found = Partition.load(config.partition).check(len(dataset.images), count)
+        return replace(found, about=f"{found.about}, from {config.partition}")
     return make_partition(
         dataset.labels,
         dataset.num_train,
@@ -66,11 +67,11 @@ def _shares(config: Config, dataset: Dataset) -> Partition:
 
 
 class Experiment:
-    """A run of one method on one split; `rounds()` runs it from where it stands.
+    """A run of one method on one split; `rounds()` runs the rounds that are left.
 
-    `records` has a `Record` a round, `evaluations` the accuracies of all clients after the rounds
-    that evaluated them, `{round: {name: [clients]}}`. Everywhere `accuracy` is that of the method's
-    own prediction, and `accuracy/NAME` that of another one.
+    `records` has one `Record` per round, `evaluations` the accuracies of all clients in the rounds
+    that evaluated them, `{round: {name: [clients]}}`. Everywhere, `accuracy` is that of the
+    method's main prediction, and `accuracy/NAME` that of another one.
     """
 
     def __init__(
@@ -83,8 +84,9 @@ class Experiment:
         devices: Devices | None = None,
         log: Callable[[str], None] | None = None,
     ):
-        self.config = config = config.check(dataset)
+        config.check(dataset)
         self.dataset = dataset if dataset is not None else load_data(config, data_dir, log)
+        self.config = config = config.check(self.dataset)
         self.partition = partition if partition is not None else split(config, self.dataset)
         self.partition.check(len(self.dataset.images), config.num_clients)
         self.kernels = kernels.choose(config.kernels, log)  # before anything is traced
@@ -93,32 +95,33 @@ class Experiment:
         self.state = self._loop.start(self.programs)
         self.records: list[Record] = []
         self.evaluations: dict[int, dict[str, np.ndarray]] = {}
-        self._visits: list[dict[str, np.ndarray]] = []  # a round: what its participants gave, [K]
+        # per round, name → [K], or fewer where some dropped out
+        self._visits: list[dict[str, np.ndarray]] = []
         self.compile_seconds = 0.0
 
     @property
     def round(self) -> int:
-        """Rounds done so far."""
+        """The number of rounds done so far."""
         return len(self.records)
 
     @property
     def predictions(self) -> list[str]:
-        """Names of what is evaluated, the method's own prediction first."""
+        """Names of the predictions that are evaluated, the method's main one first."""
         return self.programs.predictions
 
     def _name(self, name: str) -> str:
-        """`accuracy/mixed` of the engine is `accuracy`, where the method predicts that way."""
+        """Renames the engine's `accuracy/mixed` to `accuracy` if `mixed` is the main prediction."""
         return "accuracy" if name == f"accuracy/{self.predictions[0]}" else name
 
     @property
     def _accuracies(self) -> list[str]:
-        """`accuracy`, `accuracy/small`, …: of every prediction."""
+        """Names of all predictions' accuracies: `accuracy`, `accuracy/small`, …"""
         return [self._name(f"accuracy/{one}") for one in self.predictions]
 
     # ---------------------------------------------------------------------------- rounds
 
     def compile(self) -> None:
-        """Compiles all programs; the first round does it otherwise."""
+        """Compiles all programs now; otherwise the first round does."""
         start = time.perf_counter()
         if self._loop is engine:
             self.programs.compile()
@@ -135,8 +138,8 @@ class Experiment:
     def run_round(
         self, evaluate: bool = False, done: tuple[State, RoundResult, float] | None = None
     ) -> Record:
-        """One round; all clients are evaluated every `eval_every` rounds, after the last one, and
-        if `evaluate`. `done` is what came of it and how long it took, where others ran it."""
+        """Runs one round; all clients are evaluated every `eval_every` rounds, after the last, and
+        if `evaluate`. `done`: the result and duration of the round, if it was run elsewhere."""
         start, number = time.perf_counter(), self.round + 1
         if done is None:
             self.state, result = self._loop.run_round(self.programs, self.state, number)
@@ -144,11 +147,17 @@ class Experiment:
             self.state, result = done[:2]
             start -= done[2]
         info = {self._name(name): values for name, values in result.info.items()}
-        finite, costs = info["finite"], self.programs.costs(result.participants)
+        if not info:  # all dropped out
+            info = {name: np.zeros(0, np.float32) for name in ("accuracy", "loss", "finite")}
+        finite, costs = info["finite"].astype(bool), self.programs.costs(result.participants)
+        for name in info.keys() & {"floats_up", "floats_down"}:  # of weights
+            info[name] = info[name] + np.float32(self.programs.statistics_sent)
         totals = {
             name: int(sum(info[name] if name in info else [getattr(cost, name) for cost in costs]))
             for name in ("floats_up", "floats_down", "flops")
         }
+        gone = self.programs.costs(result.dropped)  # who has received, and done and sent nothing
+        totals["floats_down"] += int(sum(cost.floats_down for cost in gone))
         more = {}
         for name in info.keys() - {"accuracy", "finite", "loss", *totals}:
             if name.startswith("accuracy/"):  # of another prediction
@@ -165,6 +174,7 @@ class Experiment:
             not_finite=int(np.sum(~finite)),
             **totals,
             more=dict(sorted(more.items())),
+            dropped=list(result.dropped),
         )
         last = number == self.config.rounds
         if evaluate or last or number % self.config.eval_every == 0:
@@ -175,7 +185,7 @@ class Experiment:
         return record
 
     def _evaluated(self, record: Record) -> Record:
-        """The record with the accuracies of all clients as they are now."""
+        """Evaluates all clients; returns the record with their mean accuracies."""
         found = self._loop.evaluate(self.programs, self.state)
         scores = {self._name(name): np.asarray(found[name], np.float32) for name in found}
         self.evaluations[record.round] = scores = {name: scores[name] for name in self._accuracies}
@@ -187,12 +197,16 @@ class Experiment:
     # ---------------------------------------------------------------------------- resuming
 
     def history(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Everything so far besides the weights: what goes into JSON, and arrays."""
+        """Everything so far except the weights: values for JSON, and arrays."""
         visits = list(dict.fromkeys(name for row in self._visits for name in row))
-        missing = np.full(self.config.num_participants, np.nan, np.float32)
-        rows = [[row.get(name, missing) for name in visits] for row in self._visits]
+        shape = (self.round, len(visits), self.config.num_participants)
+        table = np.full(shape, np.nan, np.float32)  # rounds from which some dropped out are shorter
+        for index, row in enumerate(self._visits):
+            for place, name in enumerate(visits):
+                values = row.get(name, ())
+                table[index, place, : len(values)] = values
         scores = [list(found.values()) for found in self.evaluations.values()]
-        arrays = {"visits": np.array(rows, np.float32), "evaluations": np.array(scores, np.float32)}
+        arrays = {"visits": table, "evaluations": np.array(scores, np.float32)}
         details = {
             "records": [record.as_dict() for record in self.records],
             "visits": visits,
@@ -205,24 +219,27 @@ class Experiment:
         return details, arrays
 
     def resume(self, details: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Takes over a history; clients and server must be those of its last round.
+        """Restores a `history`; `state` must be that of its last round.
 
-        The records are then those that a run with the present number of rounds would have by now.
+        The records become those that a run with the present number of rounds would have by now.
         """
         self.records = [Record.from_dict(row) for row in details["records"]]
         rows, scores = arrays.get("visits", []), arrays.get("evaluations", [])
-        self._visits = [dict(zip(details["visits"], row, strict=True)) for row in rows]
+        self._visits = [
+            dict(zip(details["visits"], row[:, : len(record.participants)], strict=True))
+            for row, record in zip(rows, self.records, strict=True)
+        ]
         self.evaluations = {
             number: dict(zip(details["evaluations"], row, strict=True))
             for number, row in zip(details["evaluation_rounds"], scores, strict=True)
         }
         self.compile_seconds += details["compile_seconds"]
         if self.round == self.config.rounds and self.round not in self.evaluations:
-            # It was not to be the last round, and now is.
+            # It became the last round, since the number of rounds was lowered.
             self.records[-1] = self._evaluated(self.records[-1])
         old = details["rounds"]
         if old in self.evaluations and old < self.config.rounds and old % details["eval_every"]:
-            del self.evaluations[old]  # it was the last round, and is no more
+            del self.evaluations[old]  # no longer the last round
             record = self.records[old - 1]
             more = _without_evaluation(record)
             self.records[old - 1] = replace(record, all_clients_accuracy=None, more=more)
@@ -249,9 +266,11 @@ class Experiment:
                 "partition": self.partition.about,
                 "digest": self.dataset.digest,
                 "image_shape": self.dataset.image_shape,
+                "dtype": self.dataset.dtype,
                 "classes": self.dataset.class_names,
-                "mean": self.programs.method.training.mean,
-                "std": self.programs.method.training.std,
+                # Features were normalised with the dataset's own, before training.
+                "mean": self.programs.method.training.mean or self.dataset.mean,
+                "std": self.programs.method.training.std or self.dataset.std,
             },
             "predictions": self.predictions,
             "architectures": [one.name for one in self.programs.architectures],
@@ -264,7 +283,7 @@ class Experiment:
         return summarize(self.records, self.about(), last, compile_seconds=seconds, **timing)
 
     def result(self) -> Run:
-        """What tables and pictures are made of, as if read from a folder."""
+        """The run as tables and plots take it, as if read from a folder."""
         finished, arrays = self.round >= self.config.rounds, self.client_arrays()
         return Run(self.about(), self.records, self.summary(), finished, arrays=arrays)
 
@@ -290,14 +309,14 @@ class Experiment:
         return arrays | {"architecture": programs.groups, **sizes}
 
     def per_round(self) -> pd.DataFrame:
-        """One row a round: every number of `records`."""
+        """One row per round, with every number of `records`."""
         return per_round(self.records)
 
     def per_client(self) -> pd.DataFrame:
-        """One row a client: who it is, and how it did.
+        """One row per client: architecture, data and results.
 
-        `accuracy` is that of the last evaluation of all clients; `loss` and what else a method
-        reports are those of a client's last visit; NaN where there was none.
+        `accuracy` is from the last evaluation of all clients; `loss` and what else the method
+        reports are from the client's last visit; NaN if there was none.
         """
         programs, clients, visits = self.programs, np.arange(self.config.num_clients), self.visits
         counts = self.partition.class_counts(self.dataset.labels, self.dataset.num_classes)

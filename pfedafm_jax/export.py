@@ -1,8 +1,8 @@
-"""A client's model in a folder of its own: to keep, to send, to run where this package is not.
+"""Exports a client's model to a folder that can be used without this package.
 
 card.json              where it comes from: method, settings, data, classes, accuracies
 weights.safetensors    client.… is what the client keeps, server.… what the server sent it
-network.jax            the model as one program of images, for CPU and CUDA (`jax.export`)
+network.jax            the model as one program, for CPU and CUDA (`jax.export`)
 network.onnx           the same for ONNX, if asked for
 README.md              how to use them
 """
@@ -21,18 +21,18 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from pfedafm_jax import kernels
-from pfedafm_jax.checkpoint_files import by_path, fitted
+from pfedafm_jax.checkpoint_files import fitted
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.engine.compile import init_client, init_server
 from pfedafm_jax.engine.devices import matmul_precision
 from pfedafm_jax.errors import PfedafmError, naming
 from pfedafm_jax.files import read_bytes, write_atomically
 from pfedafm_jax.methods import make_method
-from pfedafm_jax.models import describe
+from pfedafm_jax.pytrees import by_path
 from pfedafm_jax.records import check_writable, digest
 from pfedafm_jax.settings import bad
 from pfedafm_jax.tables import percent
-from pfedafm_jax.trained import CARD_FORMAT, TrainedClient
+from pfedafm_jax.trained import CARD_FORMAT, TrainedClient, about_data, described
 
 CARD, WEIGHTS, PROGRAM, ONNX = "card.json", "weights.safetensors", "network.jax", "network.onnx"
 PLATFORMS = ("cpu", "cuda")
@@ -43,7 +43,7 @@ def export_client(client: TrainedClient, folder: str | Path, onnx: bool = False)
 
     Args:
         folder: new, empty, or one that this function wrote before.
-        onnx: also `network.onnx` (needs the extra `onnx`), compared with ours by onnxruntime.
+        onnx: also write `network.onnx` (needs the extra `onnx`), checked with onnxruntime.
 
     Returns:
         The files.
@@ -56,7 +56,7 @@ def export_client(client: TrainedClient, folder: str | Path, onnx: bool = False)
     if onnx and not (find_spec("jax2onnx") and find_spec("onnxruntime")):
         raise PfedafmError("onnx needs two more packages: pip install 'pfedafm-jax[onnx]'")
     leaves = by_path({"client": client.params, "server": client.server})
-    arrays = {name: np.ascontiguousarray(leaf) for name, leaf in leaves.items()}
+    arrays = {name: np.asarray(leaf, order="C") for name, leaf in leaves.items()}
     files: dict[str, bytes] = {WEIGHTS: save(arrays), PROGRAM: program(client)}
     if onnx:
         files[ONNX] = _onnx(client)
@@ -65,15 +65,25 @@ def export_client(client: TrainedClient, folder: str | Path, onnx: bool = False)
     card["sha256"] = digest(card)
     text = {"README.md": readme(client, files), CARD: json.dumps(card, indent=2) + "\n"}
     place.mkdir(parents=True, exist_ok=True)
-    (place / CARD).unlink(missing_ok=True)  # written last: it tells that the rest is whole
+    (place / CARD).unlink(missing_ok=True)  # written last: it marks the folder as complete
     for name, content in (files | text).items():
         write_atomically(place / name, content)
     return [place / name for name in (*files, *text)]
 
 
+def is_node(folder: str | Path) -> bool:
+    """Whether a node of a federation keeps its state here."""
+    return any(Path(folder).glob("round-*.state"))
+
+
 def load_client(folder: str | Path) -> TrainedClient:
-    """A client from the folder that `export_client` wrote; each file is checked."""
+    """A client from the folder that `export_client` wrote, or in which a node of a federation keeps
+    its state; each file is checked."""
     place = Path(folder)
+    if is_node(place):
+        from pfedafm_jax.deploy.states import States  # here, since that needs what is above
+
+        return client_of(*States(place).newest())
     with naming(f"{str(place / CARD)!r} is no card of an exported client"):
         card: dict[str, Any] = json.loads(read_bytes(place / CARD))
         if card["format"] != CARD_FORMAT:
@@ -87,12 +97,14 @@ def load_client(folder: str | Path) -> TrainedClient:
         if hashlib.sha256(content).hexdigest() != expected:
             raise PfedafmError(f"{str(place / WEIGHTS)!r} has changed since it was written")
         weights = load(content)
-    config, data = updated(Config(), card["config"]), card["data"]
-    shape, classes = tuple(data["image_shape"]), len(data["classes"])
-    method = make_method(config, shape, classes, tuple(data["mean"]), tuple(data["std"]), [1])
-    network = describe(
-        card["architecture"], classes, shape, config.feature_size, config.initialisation
-    )
+    return client_of(card, weights)
+
+
+def client_of(card: dict[str, Any], weights: dict[str, np.ndarray]) -> TrainedClient:
+    """A client from its card, and its weights by name: `client.…` and `server.…`."""
+    config, about = updated(Config(), card["config"]), about_data(card["data"])
+    method = make_method(config, num_train=[1], **about)
+    network = described(card["architecture"], config, about)
     start = jax.eval_shape(lambda key: init_client(method, key, network), jax.random.key(0))
     server = jax.eval_shape(lambda key: init_server(method, key), jax.random.key(0))
     both = fitted({"client": start, "server": server}, weights)
@@ -101,31 +113,33 @@ def load_client(folder: str | Path) -> TrainedClient:
 
 
 def program(client: TrainedClient) -> bytes:
-    """The model as a serialised program: uint8 `[any, height, width, channels]` → logits by name,
-    weights included."""
+    """The model as a serialised program: uint8 `[any, height, width, channels]`, or what else it was
+    trained on, → logits by name, weights included."""
     with kernels.using("xla"), matmul_precision("highest"):
         (count,) = jax.export.symbolic_shape("num")
-        images = jax.ShapeDtypeStruct((count, *client.architecture.image_shape), np.uint8)
+        images = client.architecture.stored(count)
         made = jax.export.export(jax.jit(client.scores), platforms=PLATFORMS)(images)
         return bytes(made.serialize())
 
 
 def _onnx(client: TrainedClient) -> bytes:
-    """The model as ONNX, refused where onnxruntime does not compute what we do."""
+    """The model as ONNX; raises if onnxruntime computes something else."""
     runtime, to_onnx = import_module("onnxruntime"), import_module("jax2onnx").to_onnx
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)
     (count,) = jax.export.symbolic_shape("num")
-    shape, names = client.architecture.image_shape, client.predictions
+    network, names = client.architecture, client.predictions
     with kernels.using("xla"):
         model: Any = to_onnx(
             lambda images: tuple(client.scores(images)[name] for name in names),
-            [jax.ShapeDtypeStruct((count, *shape), np.uint8)],
+            [network.stored(count)],
             model_name=client.card["method"],
             input_names=["images"],
             output_names=names,
         )
     content = model.SerializeToString()
-    images = np.random.default_rng(0).integers(0, 256, (3, *shape), np.uint8)
+    most = 256 if network.dtype == "uint8" else 2  # token ids that every network knows
+    drawn = np.random.default_rng(0).integers(0, most, (3, *network.image_shape))
+    images = drawn.astype(network.dtype)
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     found = zip(names, session.run(names, {"images": images}), strict=True)
     expected = client.predict(images)
@@ -139,20 +153,24 @@ def _onnx(client: TrainedClient) -> bytes:
 
 
 def readme(client: TrainedClient, files: Iterable[str]) -> str:
-    """The card for people."""
-    card, shape = client.card, client.architecture.image_shape
+    """The card as a README."""
+    card, network = client.card, client.architecture
     data, run, names = card["data"], card["run"], client.predictions
     who = f"Client {card['client']}" if card["client"] is not None else "A newcomer"
     settings = updated(Config(), card["config"]).toml().strip()
-    mean, std = ([round(value, 4) for value in data[name]] for name in ("mean", "std"))
+    shape = ", ".join(map(str, network.image_shape))
+    mean, std = ([float(f"{value:.4g}") for value in data[name]] for name in ("mean", "std"))
+    what = f"{network.dtype} [num, {shape}]"
+    if mean:
+        scale = " of values from 0 to 1" if network.dtype == "uint8" else ""
+        what += f"; normalised inside the program: mean {mean}, deviation {std}{scale}"
     state = "" if card["finished"] else ", an unfinished run"
     lines = [
         f"# {who} of {card['title']}, {client.architecture.name}",
         "",
         f"Trained on {data['source']}, {card['round']} rounds{state}.",
         "",
-        f"- images: uint8 [num, {', '.join(map(str, shape))}]; normalised inside the program: "
-        f"mean {mean}, deviation {std} of values from 0 to 1",
+        f"- images: {what}",
         f"- classes: {', '.join(client.classes)}",
         f"- scores: {', '.join(names)}; the first is the method's own",
         *_accuracies(card, run),
@@ -167,7 +185,7 @@ def readme(client: TrainedClient, files: Iterable[str]) -> str:
         "```python",
         "import jax, numpy",
         f'program = jax.export.deserialize(open("{PROGRAM}", "rb").read())',
-        f"images = numpy.zeros((1, {', '.join(map(str, shape))}), numpy.uint8)",
+        f"images = numpy.zeros((1, {shape}), numpy.{network.dtype})",
         f'logits = program.call(images)["{names[0]}"]',
         "```",
         "With pfedafm-jax: `pfedafm predict THIS_FOLDER --images FOLDER --out y.csv`, or",
@@ -186,8 +204,11 @@ def _accuracies(card: dict[str, Any], run: dict[str, Any]) -> list[str]:
         return [f"{start} with {joined['num_train']} training images: {found}"]
     if not found:
         return ["- accuracy: not evaluated after this round"]
+    own = f"- accuracy on this client's own test images after the last round: {found}"
+    if "best_mean_accuracy" not in run:  # of a node, which knows nothing of the others
+        return [own]
     return [
-        f"- accuracy on this client's own test images after the last round: {found}",
+        own,
         f"- of the whole run: mean over a round's participants, best round "
         f"{percent(run['best_mean_accuracy'])} %, last ten rounds "
         f"{percent(run['last_ten_mean_accuracy'])} %; all clients at the end "

@@ -1,15 +1,16 @@
-"""Two more extractors, and examples of how to write one's own: any Flax module will do.
+"""More extractors, which show how to write your own: any Flax module will do.
 
-Both end in the mean over all positions, so that they take images of any size, and are 64 wide:
-`models.WithLinear` adds the layer to the wanted width. They are normalised by GroupNorm, which
-keeps nothing between batches. Their convolutions are `lax.conv`, slow in XLA on CPU and fine on
-GPU.
+`MLP` is for features of any shape. The others end in the mean over all positions, so that they take
+images of any size, and are as wide as their last block: `models.WithLinear` adds a layer to the
+required width. They use GroupNorm, which keeps no state between batches. On a CPU,
+`kernels/layers.py` runs their convolutions.
 """
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.initialisers import initialisers
 
 GROUP = 8  # channels that are normalised together
@@ -23,7 +24,7 @@ def conv(
     stride: int = 1,
     groups: int = 1,
 ):
-    """A convolution of the enclosing module, normalised; depthwise with a group each channel."""
+    """A convolution of the enclosing module, normalised; depthwise if each channel is a group."""
     start = initialisers(initialisation, size * size * inputs.shape[-1] // groups)["kernel_init"]
     options = {"feature_group_count": groups, "use_bias": False, "kernel_init": start}
     layer = nn.Conv(channels, (size, size), stride, **options)
@@ -31,7 +32,7 @@ def conv(
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions and the input beside them, by a 1x1 one where its shape changes."""
+    """Two 3x3 convolutions with a residual connection, a 1x1 convolution if the shape changes."""
 
     channels: int
     stride: int
@@ -46,17 +47,20 @@ class ResidualBlock(nn.Module):
         return nn.relu(hidden + inputs)
 
 
-class ResNetSmall(nn.Module):
-    """A 3x3 convolution and a residual block for each width, the image halved in all but one."""
+class ResNet(nn.Module):
+    """A 3x3 convolution and residual blocks of each width, the image halved in all but the first."""
 
     widths: tuple[int, ...] = (16, 32, 64)
+    blocks: int = 1  # of each width
     initialisation: str = "torch"
 
     @nn.compact
     def __call__(self, images):
         hidden = nn.relu(conv(images, self.initialisation, self.widths[0]))
         for index, width in enumerate(self.widths):
-            hidden = ResidualBlock(width, 1 if index == 0 else 2, self.initialisation)(hidden)
+            for block in range(self.blocks):
+                stride = 2 if index and not block else 1
+                hidden = ResidualBlock(width, stride, self.initialisation)(hidden)
         return jnp.mean(hidden, axis=(1, 2))
 
 
@@ -86,3 +90,20 @@ class MobileNetSmall(nn.Module):
         for index, width in enumerate(self.widths):
             hidden = SeparableBlock(width, 1 if index == 0 else 2, self.initialisation)(hidden)
         return jnp.mean(hidden, axis=(1, 2))
+
+
+class MLP(nn.Module):
+    """Two dense layers with ReLU on the flattened sample."""
+
+    hidden: int
+    features: int = 500
+    initialisation: str = "torch"
+
+    @nn.compact
+    def __call__(self, values):
+        if not jnp.issubdtype(values.dtype, jnp.floating):
+            raise PfedafmError("takes numbers; token ids need a network with nn.Embed")
+        row = values.reshape(values.shape[0], -1)
+        for width in (self.hidden, self.features):
+            row = nn.relu(nn.Dense(width, **initialisers(self.initialisation, row.shape[-1]))(row))
+        return row

@@ -1,14 +1,15 @@
-"""Architectures of one family as one: parameters zero-padded to those of a member that holds all.
+"""Networks that differ only in width as one architecture: parameters zero-padded to the widest.
 
-A padded unit has weights and bias of zero, so its output after ReLU is zero, and so are all
-gradients that touch it; decay and momentum of zero are zero. Padded networks therefore compute what
-the narrow ones compute, and clients of different widths can be rows of one array.
+A padded unit has zero weights and bias, so its output after ReLU is zero, and so are all
+gradients that touch it; its decay and momentum are zero too. A padded network therefore computes
+what the narrow one computes, and clients of different widths can be rows of one array.
 
-A Flax module belongs to a family if its class says so:
+A Flax module belongs to a family if its class defines
 
-    widest(modules) -> module    one that holds all of these, a static method
-    unfold(params) -> params     with an axis of its own for every width; needed where an axis of a
-    fold(params) -> params       parameter is made of several, as after flattening an image; back
+    widest(modules) -> module    a static method: a module at least as wide as all of these
+    unfold(params) -> params     optional: gives every width its own axis, if an axis of a parameter
+                                 combines several, as after flattening an image
+    fold(params) -> params       the inverse of `unfold`
 """
 
 from collections.abc import Sequence
@@ -24,18 +25,23 @@ Tree = Any
 
 
 class Kind(NamedTuple):
-    """What one compiled program trains: clients of one architecture, or of one family of them."""
+    """The clients that one compiled program trains: of one architecture, or of one family."""
 
-    architecture: Architecture  # its own, or one that holds all members
-    members: tuple[int, ...]  # numbers of architectures
-    parts: tuple[str, ...] = ()  # of a client's state that are padded
+    architecture: Architecture  # that of the clients, or one that all members fit into
+    members: tuple[int, ...]  # indices of architectures
+    parts: tuple[str, ...] = ()  # the parts of a client's state that are padded
 
 
 def kinds_of(architectures: Sequence[Architecture], starts: Sequence[Tree]) -> tuple[Kind, ...]:
-    """The programs for these architectures, families joined; `starts` has a client's state each.
+    """The kinds of these architectures, with families joined.
 
-    Parts of a state that differ between members must be parameters of the extractor; where they are
-    something else, every architecture has its own program.
+    Args:
+        architectures: those of the clients.
+        starts: for each, the initial state of a client, or its shapes.
+
+    Returns:
+        One kind per family or single architecture. Parts of a state whose shapes differ between
+        members must be extractor parameters; otherwise each architecture has its own kind.
     """
     kinds = []
     for extractor in dict.fromkeys(type(one.extractor) for one in architectures):
@@ -54,10 +60,11 @@ def _widest(members: Sequence[Architecture]) -> Architecture | None:
     extractor, first = type(members[0].extractor), members[0]
     join = getattr(extractor, "widest", None)
     module = join([one.extractor for one in members]) if join and len(members) > 1 else None
-    if module is None:
+    # A wider network would draw other random numbers for its dropout.
+    if module is None or any(one.random for one in members):
         return None
     name = "+".join(one.name for one in members)
-    sizes = first.image_shape, first.feature_size, first.num_classes
+    sizes = first.image_shape, first.feature_size, first.num_classes, first.dtype
     return measured(name, module, first.header, *sizes)
 
 
@@ -66,7 +73,7 @@ def _shapes(tree: Tree) -> list[tuple]:
 
 
 def _differing(members: Sequence[Architecture], starts: Sequence[Tree]) -> tuple[str, ...] | None:
-    """Names of parts whose shapes differ; None where one is not an extractor's parameters."""
+    """Names of parts whose shapes differ; None if one of them is not extractor parameters."""
     own = [_shapes(jax.eval_shape(one.init_extractor, jax.random.key(0))) for one in members]
     names = tuple(
         name
@@ -82,12 +89,12 @@ def _differing(members: Sequence[Architecture], starts: Sequence[Tree]) -> tuple
 
 
 def widen(kind: Kind, architecture: Architecture, state: Tree) -> Tree:
-    """A client's state as the program of its kind has it."""
+    """A client's state, padded to the architecture of its kind."""
     return _reshaped(kind, architecture, state, wide=True)
 
 
 def narrow(kind: Kind, architecture: Architecture, state: Tree) -> Tree:
-    """A client's own state again."""
+    """The inverse of `widen`: a client's state without padding."""
     return _reshaped(kind, architecture, state, wide=False)
 
 
@@ -96,7 +103,7 @@ def _reshaped(kind: Kind, architecture: Architecture, state: Tree, wide: bool) -
     if not wide:
         source, target = target, source
 
-    def through(one: Architecture, name: str, params: Tree) -> Tree:
+    def call(one: Architecture, name: str, params: Tree) -> Tree:  # `fold` or `unfold`, if defined
         return getattr(one.extractor, name, lambda params: params)(params)
 
     def fit(leaf: jax.Array, shape: jax.ShapeDtypeStruct) -> jax.Array:
@@ -106,8 +113,8 @@ def _reshaped(kind: Kind, architecture: Architecture, state: Tree, wide: bool) -
 
     def part(params: Tree) -> Tree:
         shapes = jax.eval_shape(
-            lambda key: through(target, "unfold", target.init_extractor(key)), jax.random.key(0)
+            lambda key: call(target, "unfold", target.init_extractor(key)), jax.random.key(0)
         )
-        return through(target, "fold", jax.tree.map(fit, through(source, "unfold", params), shapes))
+        return call(target, "fold", jax.tree.map(fit, call(source, "unfold", params), shapes))
 
     return {name: part(one) if name in kind.parts else one for name, one in state.items()}

@@ -1,4 +1,4 @@
-"""What all pictures share: colours, axes, legends, plain text; `plots.py` draws with it."""
+"""What all plots share: colours, axes, legends, plain text; used by `plots.py`."""
 
 import io
 import warnings
@@ -17,17 +17,17 @@ COLOURS = (BLUE, ORANGE, GREEN, RED, VIOLET, TEAL, PINK, BROWN, GREY)
 METHOD_COLOURS = {
     "pfedafm": BLUE, "fedproto": ORANGE, "standalone": GREY, "fd": GREEN, "lg_fedavg": RED,
     "fml": VIOLET, "fedkd": TEAL, "fedapen": PINK, "fedper": BROWN, "fedrep": BLACK,
-    "fedavg": "#5b7a1f", "fedprox": "#a3b86c",
+    "fedavg": "#5b7a1f", "fedprox": "#a3b86c", "fedgh": "#1f3a6e", "fedtgp": "#e0b23a",
 }  # fmt: skip
 
 
 class Picture(Figure):
-    """A figure whose text is plain text, and that notebooks show whatever backend they have."""
+    """A figure with literal text that notebooks show with any backend."""
 
     def draw(self, renderer: Any) -> None:
         for text in self.findobj(Text):
             text.set_parse_math(False)  # pyright: ignore[reportAttributeAccessIssue]
-            # A path may hold bytes that are no text; a font cannot draw them.
+            # A path may hold bytes that are not valid text, which a font cannot draw.
             text.set_text(text.get_text().encode("utf-8", "backslashreplace").decode())
         super().draw(renderer)
 
@@ -64,12 +64,12 @@ def plain_figure(width: float = 7.0, height: float = 4.2) -> tuple[Figure, Axes]
 
 
 def whole_numbers(axis: Axis) -> None:
-    """For rounds and clients, which are counted."""
+    """Restricts ticks to whole numbers, for rounds and clients."""
     axis.set_major_locator(MaxNLocator(integer=True))
 
 
 def legend_below(figure: Figure, columns: int = 4) -> None:
-    """One legend for all axes, of the first one's labels, with at most this many columns."""
+    """One legend for all axes, from the first one's labels, with at most this many columns."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
     fitting = int(13 * figure.get_figwidth() / (max(map(len, labels), default=0) + 7))
     for old in figure.legends:
@@ -79,13 +79,13 @@ def legend_below(figure: Figure, columns: int = 4) -> None:
 
 
 def note(axes: Axes, text: str, place: tuple[float, float], colour: str) -> None:
-    """Words above a point."""
+    """Text above a point."""
     offset: Any = {"xytext": (0, 8), "textcoords": "offset points"}
     axes.annotate(text, place, ha="center", fontsize=9, color=colour, **offset)
 
 
 def method_colour(name: str) -> str:
-    """A method's colour in every picture; that of one of your own depends on its name."""
+    """A method's colour in every plot; for unknown methods it depends on the name."""
     return METHOD_COLOURS.get(name) or COLOURS[zlib.crc32(name.encode()) % len(COLOURS)]
 
 

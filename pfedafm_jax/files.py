@@ -1,4 +1,4 @@
-"""Files that are either there whole or not there at all, and where those of the user are kept."""
+"""Atomic writes, safe reads, this package's version, and the user's cache folder."""
 
 import errno
 import os
@@ -13,11 +13,11 @@ from typing import IO
 
 
 def write_atomically(path: Path, content: str | bytes | Callable[[IO[bytes]], object]) -> None:
-    """Makes `path` hold this, or what a function writes into the open file that it is given; on any
-    failure `path` is as before."""
+    """Replaces `path` by this content, or by what a function writes to the file it is given; after
+    a failure `path` is unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, because a rename is atomic only within one file system; and short, because
-    # the name itself may be as long as names can be.
+    # In the same folder, since a rename is atomic only within one file system; with a short name,
+    # since `path` itself may have the longest name allowed.
     temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "xb") as file:
@@ -33,22 +33,22 @@ def write_atomically(path: Path, content: str | bytes | Callable[[IO[bytes]], ob
 
 
 def reading(path: str | Path) -> BufferedReader:
-    """A file opened to be read; `OSError` for a pipe or a device too, which may have no end."""
+    """A file opened for reading; `OSError` for a pipe or device, which may never end."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return open(path, "rb")
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """All of a regular file."""
+    """The content of a regular file."""
     with reading(path) as file:
         return file.read()
 
 
 @cache
 def own_version() -> str:
-    """This package's version; in a checkout with the commit, `+` where files were changed."""
-    from pfedafm_jax import __version__ as version  # here, since that imports all of it
+    """This package's version; in a checkout with the commit, and `+` if files were changed."""
+    from pfedafm_jax import __version__ as version  # here, since it imports this module
 
     root = Path(__file__).parents[1]
     if not (root / ".git").exists():
@@ -62,8 +62,8 @@ def own_version() -> str:
 
 
 def default_cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/pfedafm_jax`, or `~/.cache/pfedafm_jax` where that is not set."""
+    """`$XDG_CACHE_HOME/pfedafm_jax`, or `~/.cache/pfedafm_jax` if that is not set."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification has relative values ignored.
+    # The XDG specification says to ignore relative paths.
     root = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~")) / ".cache"
     return root / "pfedafm_jax"

@@ -1,4 +1,4 @@
-"""Every setting as a flag of the command line: its spelling, its group in the help, its value."""
+"""Settings as command-line flags: spelling, grouping in the help, parsing."""
 
 import argparse
 from functools import partial
@@ -17,18 +17,18 @@ ALIASES = {
     "lr-mix": "pfedafm.mix-learning-rate", "mix-lr": "pfedafm.mix-learning-rate",
     "output": "run-dir", "out": "run-dir", "algorithm": "method",
 }  # fmt: skip
-"""Names that people type → ours."""
+"""Common alternative names → ours."""
 
 IN_SHORT = (
     "method", "dataset", "partition", "classes_per_client", "gamma", "protocol", "num_clients",
     "participation", "architectures", "shared_extractor", "rounds", "local_epochs", "batch_size",
-    "learning_rate", "seed", "eval_every", "devices", "store", "checkpoint_every",
+    "learning_rate", "seed", "eval_every", "devices", "checkpoint_every",
 )  # fmt: skip
 """Settings that `--help` shows; `--help-all` shows all of them."""
 
 
 class Formatter(argparse.HelpFormatter):
-    """As wide as a terminal of 80 columns; a list of names is `A,B` and not `A,B [A,B ...]`."""
+    """Help in 80 columns; a list of names is shown as `A,B`, not `A,B [A,B ...]`."""
 
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=28, width=80)
@@ -39,7 +39,7 @@ class Formatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises our error, without the usage."""
+    """An argument parser that raises `PfedafmError`, without printing the usage."""
 
     def __init__(self, **more: Any):
         usual: Any = {"add_help": False, "allow_abbrev": False, "usage": argparse.SUPPRESS}
@@ -50,9 +50,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def setting_parser(config: Config, everything: bool = True) -> Parser:
-    """A flag for every setting, in groups, with the values of `config`; a method's: `--fml.alpha`.
+    """A parser with a flag for every setting (`--fml.alpha`), grouped, with the values of `config`.
 
-    `everything`: with whole texts and rare settings, as `--help-all` has it.
+    `everything`: with full texts and rare settings, for `--help-all`.
     """
     parser = Parser(argument_default=argparse.SUPPRESS)
     owners: list[Any] = [(kind.__name__, "", config, kind) for kind in GROUPS]
@@ -85,7 +85,7 @@ def setting_parser(config: Config, everything: bool = True) -> Parser:
 
 
 def spelled(word: str) -> str:
-    """A word with its flag as we spell it: `--learning_rate=1`, `--lr=1` → `--learning-rate=1`."""
+    """An argument in canonical spelling: `--learning_rate=1`, `--lr=1` → `--learning-rate=1`."""
     if not word.startswith("--"):
         return word
     flag, equals, value = word[2:].partition("=")
@@ -100,8 +100,8 @@ def spelled(word: str) -> str:
 def print_help(
     options: Parser, config: Config, program: str, description: str, everything: bool
 ) -> None:
-    """Options and settings in groups, with the values of `config`; `everything`: the rare ones and
-    methods' own too."""
+    """Prints options and settings in groups, with the values of `config`; `everything`: also rare
+    ones and those of methods."""
     settings = setting_parser(config, everything)
     print(f"usage: {program} [--config NAME] [--SETTING VALUE ...]\n\n{description.strip()}\n")
     print(options.format_help().strip() + "\n")
@@ -113,7 +113,7 @@ def print_help(
 
 
 def given(config: Config, words: list[str], options: Parser) -> Config:
-    """`config` with the settings that these words give."""
+    """`config` with the settings that these arguments give."""
     parser = setting_parser(config)
     found, unknown = parser.parse_known_args(words)
     if unknown:

@@ -1,4 +1,4 @@
-"""The networks of the paper's Table 1, extractor and header apart, and a registry for your own.
+"""The networks of the paper's Table 1, as extractor and header, and a registry for your own.
 
 An extractor maps images `[batch, height, width, channels]` to representations `[batch,
 feature_size]`; a header maps representations to class scores. The five CNNs are conv 5x5 → max-pool
@@ -9,18 +9,24 @@ header is FC3.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
+from pfedafm_jax import networks
+from pfedafm_jax import pretrained as weights
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.extractors import MobileNetSmall, ResNetSmall
+from pfedafm_jax.extractors import MLP, MobileNetSmall, ResNet
 from pfedafm_jax.initialisers import initialisers
 from pfedafm_jax.kernels import conv_pool
+from pfedafm_jax.kernels.layers import fast_layers
 from pfedafm_jax.settings import bad, known
+from pfedafm_jax.statistics import statistics_of, without_statistics
 
 Params = Any  # a pytree of arrays
 FEATURE_SIZE = 500
@@ -57,6 +63,12 @@ class CNN(nn.Module):
 
     @nn.compact
     def __call__(self, images):
+        if images.ndim != 4 or not jnp.issubdtype(images.dtype, jnp.floating):
+            raise PfedafmError(
+                f"needs images [height, width, channels]; these data are {images.dtype} "
+                f"{list(images.shape[1:])}. Choose others for these (architectures and "
+                "shared_extractor), such as mlp and mlp_small"
+            )
         conv1 = Convolution(16, self.initialisation, name="conv1")(images.shape[-1])
         conv2 = Convolution(self.conv2, self.initialisation, name="conv2")(16)
         hidden = conv_pool(conv_pool(images, *conv1), *conv2)
@@ -68,7 +80,7 @@ class CNN(nn.Module):
 
     @staticmethod
     def widest(modules: Sequence["CNN"]) -> "CNN":
-        """A network that holds all of these."""
+        """The narrowest network that all of these fit into."""
         conv2, fc1 = (max(getattr(one, name) for one in modules) for name in ("conv2", "fc1"))
         return modules[0].clone(conv2=conv2, fc1=fc1)
 
@@ -79,14 +91,14 @@ class CNN(nn.Module):
         return {**params, "fc1": {**params["fc1"], "kernel": kernel}}
 
     def fold(self, params: Params) -> Params:
-        """`unfold` undone."""
+        """The inverse of `unfold`."""
         kernel = params["fc1"]["kernel"]
         kernel = kernel.reshape(-1, kernel.shape[-1])
         return {**params, "fc1": {**params["fc1"], "kernel": kernel}}
 
 
 class WithLinear(nn.Module):
-    """An extractor of any width and the linear layer that the paper adds to bring it to ours."""
+    """An extractor of any width, with the paper's linear layer to `feature_size`."""
 
     extractor: nn.Module
     features: int = FEATURE_SIZE
@@ -94,19 +106,10 @@ class WithLinear(nn.Module):
 
     @nn.compact
     def __call__(self, images):
-        features = checked_features(self.extractor(images))
+        features = networks.checked_features(self.extractor(images))
         if features.shape[-1] == self.features:
             return features
         return linear(self.features, features, self.initialisation, "match")
-
-
-def checked_features(output: Any) -> Any:
-    """An extractor's output, if it is what others can build on: floats `[batch, width]`."""
-    if not hasattr(output, "dtype"):
-        raise PfedafmError(f"gives {type(output).__name__}, expected one array [batch, width]")
-    if not jnp.issubdtype(output.dtype, jnp.floating):
-        raise PfedafmError(f"gives {output.dtype}, expected floats")
-    return output
 
 
 # ----------------------------------------------------------------------------------------- registry
@@ -118,14 +121,25 @@ _EXTRACTORS: dict[str, Callable[..., nn.Module]] = {
     "cnn4": lambda **options: CNN(conv2=32, fc1=800, **options),
     "cnn5": lambda **options: CNN(conv2=32, fc1=500, **options),
 }
+_PRETRAINED: dict[str, str] = {}  # digests of the weights that extractors start from, by name
 
 
-def register_extractor(name: str, extractor: nn.Module) -> None:
+def register_extractor(
+    name: str,
+    extractor: nn.Module | Callable[..., nnx.Module],
+    pretrained: str | Path | Params | None = None,
+) -> None:
     """Makes a Flax module usable as an architecture under `name`: images in, `[batch, width]` out.
 
-    A module with a field `features` gets its last layer set to the wanted width; any other gets a
-    linear layer added where its width differs. A field `initialisation` is set to that of the run.
-    Modules that carry batch statistics are refused: use GroupNorm or LayerNorm.
+    A field `features` of the module is set to the required width; a module without it gets a linear
+    layer if its width differs. A field `initialisation` is set to that of the run.
+
+    Args:
+        extractor: a Linen module; or of NNX a class, or a function that makes the module, which is
+            called with `rngs`. BatchNorm and Dropout train while the network is trained, and only
+            then.
+        pretrained: the weights it starts from: a `.safetensors` file or a tree, with a name and a
+            shape for each of the module's parameters and statistics; by default random ones.
 
     >>> class Flat(nn.Module):
     ...     @nn.compact
@@ -138,15 +152,19 @@ def register_extractor(name: str, extractor: nn.Module) -> None:
     """
     if not name.isidentifier():
         raise PfedafmError(f"extractor name {name!r}: use letters, digits and underscores")
-    if not isinstance(extractor, nn.Module):
-        accepted = "a Flax module, made: MyModule()"
+    made = isinstance(extractor, nn.Module | nnx.Module)
+    of_class = isinstance(extractor, type) and not issubclass(extractor, nnx.Module)
+    if isinstance(extractor, nnx.Module) or not (made or callable(extractor)) or of_class:
+        accepted = "a Flax module: of Linen made, MyModule(); of NNX a class or a function of rngs"
         raise PfedafmError(f"extractor {name!r} is {extractor!r}; accepted: {accepted}")
+    module = extractor if isinstance(extractor, nn.Module) else networks.FromNNX(extractor)
 
     def build(**options: Any) -> nn.Module:
-        fields = getattr(extractor, "__dataclass_fields__", {})
-        known = extractor.clone(**{name: options[name] for name in options if name in fields})
+        fields = getattr(module, "__dataclass_fields__", {})
+        known = module.clone(**{name: options[name] for name in options if name in fields})
         return known if "features" in fields else WithLinear(known, **options)
 
+    _PRETRAINED[name] = "" if pretrained is None else weights.keep(pretrained)
     _EXTRACTORS[name] = build
     describe.cache_clear()
 
@@ -158,38 +176,56 @@ def extractor_names() -> list[str]:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One network: how to build it, how large it is, what it costs."""
+    """A network with its sizes and costs."""
 
     name: str
     extractor: nn.Module
     header: nn.Module
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[int, ...]
     feature_size: int
     num_classes: int
     extractor_params: int
     header_params: int
     extractor_macs: int  # multiply-adds of the paper's layers for one image, forward
     header_macs: int
+    dtype: str = "uint8"  # of the data: uint8 pixels, float32 features, int32 token ids
+    statistics: int = 0  # numbers of BatchNorm and the like, beside the parameters
+    random: bool = False  # whether it needs a key in training, as dropout does
+    pretrained: str = ""  # digest of the weights it starts from
+
+    def stored(self, count: Any) -> jax.ShapeDtypeStruct:
+        """So many samples as a dataset holds them; `count` may be symbolic."""
+        return jax.ShapeDtypeStruct((count, *self.image_shape), jnp.dtype(self.dtype))
+
+    def inputs(self, count: int) -> jax.ShapeDtypeStruct:
+        """So many samples as the network gets them."""
+        return inputs_of(self.image_shape, self.dtype, count)
 
     def extract(self, params: Params, images: jax.Array) -> jax.Array:
-        return self.extractor.apply({"params": params}, images)  # pyright: ignore[reportReturnType]
+        with fast_layers():
+            return networks.run(self.extractor, params, images, self.random)
 
     def classify(self, params: Params, features: jax.Array) -> jax.Array:
         return self.header.apply({"params": params}, features)  # pyright: ignore[reportReturnType]
 
     def init_extractor(self, key: jax.Array) -> Params:
-        return self.extractor.init(key, jnp.zeros((1, *self.image_shape)))["params"]
+        example = jnp.zeros((1, *self.image_shape), self.inputs(1).dtype)
+        variables = networks.init(self.extractor, key, example)
+        if self.pretrained:
+            inside = "extractor" if isinstance(self.extractor, WithLinear) else None
+            variables = weights.placed(self.pretrained, variables, inside)
+        return networks.joined(variables)
 
     def init_header(self, key: jax.Array) -> Params:
         return self.header.init(key, jnp.zeros((1, self.feature_size)))["params"]
 
     @property
     def activations(self) -> int:
-        """Numbers into and out of all products that one image goes through: what a gradient needs."""
+        """Inputs and outputs of all products for one image, in numbers: what a gradient keeps."""
         params = jax.eval_shape(self.init_extractor, jax.random.key(0))
 
         def count(batch: int) -> int:
-            images = jax.ShapeDtypeStruct((batch, *self.image_shape), jnp.float32)
+            images = self.inputs(batch)
             return _in_products(jax.make_jaxpr(self.extract)(params, images).jaxpr)
 
         return count(2) - count(1)
@@ -205,15 +241,22 @@ class Architecture:
         return self.extractor_macs + self.header_macs
 
 
+def inputs_of(image_shape: tuple[int, ...], dtype: str, count: int = 1) -> jax.ShapeDtypeStruct:
+    """Data of this shape and type as networks get them: floats, but for token ids."""
+    kind = jnp.int32 if dtype == "int32" else jnp.float32
+    return jax.ShapeDtypeStruct((count, *image_shape), kind)
+
+
 def _count(tree: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
 def _in_products(jaxpr: Any) -> int:
-    """Numbers into and out of the products and convolutions of a traced function."""
+    """Count of inputs and outputs of the products and convolutions in a traced function."""
     total = 0
     for equation in jaxpr.eqns:
-        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
+        native = str(equation.params.get("target_name")).endswith("_Conv")
+        if native or equation.primitive.name in ("dot_general", "conv_general_dilated"):
             total += sum(one.aval.size for one in (*equation.invars, *equation.outvars))
         inner = [
             getattr(one, "jaxpr", one) for one in jax.tree.leaves(list(equation.params.values()))
@@ -223,14 +266,14 @@ def _in_products(jaxpr: Any) -> int:
 
 
 def _extractor_macs(extractor: nn.Module, params: Params, images: jax.ShapeDtypeStruct) -> int:
-    """Multiply-adds of the algorithm's layers: by formula for the paper's CNNs, else XLA's count."""
+    """Multiply-adds for one image: by formula for the paper's CNNs, else XLA's count."""
     if isinstance(extractor, CNN):
         macs, (height, width) = 0, images.shape[1:3]
         for layer in ("conv1", "conv2"):
             macs += (height - 4) * (width - 4) * math.prod(params[layer]["kernel"].shape)
             height, width = (height - 4) // 2, (width - 4) // 2
         return macs + sum(math.prod(params[layer]["kernel"].shape) for layer in ("fc1", "fc2"))
-    program = jax.jit(lambda params, images: extractor.apply({"params": params}, images))
+    program = jax.jit(partial(networks.run, extractor, random=False))
     return int((program.lower(params, images).cost_analysis() or {}).get("flops", 0)) // 2
 
 
@@ -238,11 +281,13 @@ def _extractor_macs(extractor: nn.Module, params: Params, images: jax.ShapeDtype
 def describe(
     name: str,
     num_classes: int,
-    image_shape: tuple[int, int, int] = (32, 32, 3),
+    image_shape: tuple[int, ...] = (32, 32, 3),
     feature_size: int = FEATURE_SIZE,
     initialisation: str = "torch",
+    dtype: str = "uint8",
 ) -> Architecture:
-    """The architecture registered under `name`, checked and measured for images of this shape.
+    """The architecture registered under `name`, checked and measured for data of this shape and
+    type: uint8 pixels, float32 features or int32 token ids.
 
     >>> describe("cnn1", num_classes=10).params
     2621558
@@ -250,45 +295,36 @@ def describe(
     if name not in _EXTRACTORS:
         raise bad("architecture", name, known(name, _EXTRACTORS))
     extractor = _EXTRACTORS[name](features=feature_size, initialisation=initialisation)
-    images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+    images = inputs_of(image_shape, dtype)
+    header = nn.Dense(num_classes, **initialisers(initialisation, feature_size))
     try:
-        variables = jax.eval_shape(extractor.init, jax.random.key(0), images)
-        extra = sorted(set(variables) - {"params"})
-        output: Any = None
-        if not extra:
-            output = checked_features(jax.eval_shape(extractor.apply, variables, images))
+        networks.check(extractor, images, feature_size)
+        about = image_shape, feature_size, num_classes, dtype, _PRETRAINED.get(name, "")
+        found = measured(name, extractor, header, *about)
+        jax.eval_shape(found.init_extractor, jax.random.key(0))  # with its pretrained weights
+        return found
     except PfedafmError as error:
         raise PfedafmError(f"architecture {name!r} {error}") from None
-    except Exception as error:  # a user's module may fail in any way; say which one and on what
-        problem = f"does not accept images of shape {image_shape}: {error}"
+    except Exception as error:  # a user's module may raise anything; say which one and on what
+        what = "images" if dtype == "uint8" else f"{dtype} data"
+        problem = f"does not accept {what} of shape {image_shape}: {error}"
         raise PfedafmError(f"architecture {name!r} {problem}") from error
-    problem = ""
-    if extra:
-        problem = (
-            f"carries state besides its parameters ({', '.join(extra)}), which cannot be averaged "
-            "or kept per client here: use GroupNorm or LayerNorm instead of BatchNorm"
-        )
-    elif output.shape != (1, feature_size):
-        problem = f"gives {output.shape} for one image, expected (1, {feature_size})"
-    elif not jax.tree.leaves(variables):
-        problem = "has no parameters, so there is nothing to train"
-    if problem:
-        raise PfedafmError(f"architecture {name!r} {problem}")
-    header = nn.Dense(num_classes, **initialisers(initialisation, feature_size))
-    return measured(name, extractor, header, image_shape, feature_size, num_classes)
 
 
 def measured(
     name: str,
     extractor: nn.Module,
     header: nn.Module,
-    image_shape: tuple[int, int, int],
+    image_shape: tuple[int, ...],
     feature_size: int,
     num_classes: int,
+    dtype: str = "uint8",
+    pretrained: str = "",
 ) -> Architecture:
     """An architecture with its sizes and multiply-adds."""
-    images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-    params = jax.eval_shape(extractor.init, jax.random.key(0), images)["params"]
+    images = inputs_of(image_shape, dtype)
+    start = partial(networks.init, extractor)
+    params = networks.joined(jax.eval_shape(start, jax.random.key(0), images))
     return Architecture(
         name=name,
         extractor=extractor,
@@ -296,12 +332,19 @@ def measured(
         image_shape=image_shape,
         feature_size=feature_size,
         num_classes=num_classes,
-        extractor_params=_count(params),
+        extractor_params=_count(without_statistics(params)),
         header_params=(feature_size + 1) * num_classes,
         extractor_macs=_extractor_macs(extractor, params, images),
         header_macs=feature_size * num_classes,
+        dtype=dtype,
+        statistics=_count(statistics_of(params)),
+        random=networks.is_random(extractor, params, images),
+        pretrained=pretrained,
     )
 
 
-register_extractor("resnet_small", ResNetSmall())
+register_extractor("resnet_small", ResNet())
 register_extractor("mobilenet_small", MobileNetSmall())
+register_extractor("mlp", MLP(hidden=200))
+register_extractor("mlp_small", MLP(hidden=50))
+register_extractor("resnet18", ResNet(widths=(64, 128, 256, 512), blocks=2))

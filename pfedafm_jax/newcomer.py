@@ -1,4 +1,4 @@
-"""A client that was never there joins a trained run."""
+"""A new client joins a trained run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedafm_jax.data.pictures import read_pictures
+from pfedafm_jax.data.values import standardised
 from pfedafm_jax.engine.devices import matmul_precision
 from pfedafm_jax.engine.state import client_start
 from pfedafm_jax.engine.visit import Common, Slots, accuracies, work
@@ -17,6 +18,7 @@ from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods.base import Client
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.settings import bad
+from pfedafm_jax.statistics import OWN
 from pfedafm_jax.trained import TrainedClient, TrainedRun
 from pfedafm_jax.training import ClientData, table_width
 
@@ -43,17 +45,19 @@ def join(
     """Trains a client that was never there, as a participant would; the run stays as it is.
 
     It starts from new weights of its own and from what the run's clients share, and at every visit
-    meets the same server: it uploads nothing, and a stage that only makes an upload is left out.
+    meets the same server: it uploads nothing, and a stage that only makes an upload is left out,
+    unless there are statistics of the shared network to be had from it.
 
     Args:
-        images, labels: uint8 `[num, height, width, channels]` and classes `[num]`.
-        architecture: of its network; by default the run's first. Methods in which all clients have
-            the shared network take that one only.
+        images, labels: as the run's: uint8 `[num, height, width, channels]`, or features or token
+            ids; and classes `[num]`.
+        architecture: that of its network; by default the run's first. Methods in which all clients
+            have the shared network accept only that.
         visits: rounds of local training.
-        test_images, test_labels: what it is evaluated on; without them a fifth of the images is
-            kept from training.
-        seed: of its start and its batches.
-        log: is told each visit's number and accuracies, from 0 on.
+        test_images, test_labels: what it is evaluated on; by default a fifth of the images, held
+            out of training.
+        seed: for its initial weights and its batches.
+        log: called with the number and the accuracies of each visit, from 0.
 
     Returns:
         The client, with its accuracies in `history`.
@@ -85,6 +89,7 @@ def join(
         test=data.test,
         num_test=data.num_test,
         weight=jnp.float32(data.num_train),
+        place=jnp.int32(0),
     )
     history: list[dict[str, float]] = []
     for visit in range(visits + 1):
@@ -99,7 +104,7 @@ def join(
                 )
         with matmul_precision(config.precision):
             found = _accuracies(common, network, state, data)
-        # In the method's own order, which a traced dictionary does not keep.
+        # In the method's own order, since tracing sorts a dictionary.
         history.append({name: float(found[f"accuracy/{name}"]) for name in run.run.predictions})
         if log is not None:
             log(visit, history[-1])
@@ -111,7 +116,11 @@ def join(
 @partial(jax.jit, static_argnums=1)
 def _visit(common: Common, architecture: Architecture, state: Client, slot: Slots):
     visit = work(architecture, common, state, slot)
-    return visit.state, visit.info["finite"]
+    state, finite = visit.state, visit.info["finite"]
+    if OWN in state and common.method.shared_parts:
+        parts = {name: state[name] for name in (*common.method.shared_parts, OWN)}
+        state = {**state, OWN: work(None, common, parts, slot).state[OWN]}
+    return state, finite
 
 
 @partial(jax.jit, static_argnums=1)
@@ -123,13 +132,18 @@ def _client_data(run: TrainedRun, images, labels, test_images, test_labels, seed
     """A newcomer's images as a client's data, checked."""
     if (test_images is None) != (test_labels is None):
         raise PfedafmError("test_images and test_labels are given together, or neither")
-    shape, classes = run.method.shared.image_shape, len(run.classes)
-    pixels, _ = read_pictures(np.asarray(images), shape)
+    data, classes = run.run.about["data"], len(run.classes)
+
+    def ready(images: Any) -> np.ndarray:
+        rows, _ = read_pictures(np.asarray(images), run.method.shared.stored(1))
+        return standardised(rows, data["mean"], data["std"])
+
+    pixels = ready(images)
     numbers = _labels(labels, len(pixels), classes)
     order = np.random.default_rng([seed, len(pixels)]).permutation(len(pixels))
     train, test = np.sort(order[len(order) // 5 :]), np.sort(order[: len(order) // 5])
     if test_images is not None:
-        more, _ = read_pictures(np.asarray(test_images), shape)
+        more = ready(test_images)
         train, test = np.arange(len(pixels)), len(pixels) + np.arange(len(more))
         numbers = np.concatenate([numbers, _labels(test_labels, len(more), classes)])
         pixels = np.concatenate([pixels, more])
@@ -138,7 +152,7 @@ def _client_data(run: TrainedRun, images, labels, test_images, test_labels, seed
             f"{len(train)} images to train on and {len(test)} to test on; both are needed (5 images "
             "or more)"
         )
-    # Padded, so that newcomers of the usual size have one program.
+    # Padded, so that newcomers of similar size share one program.
     total = table_width([2 * max(len(pixels) // 2, *run.sizes)])
     rows = [_padded(part, table_width([len(part), *run.sizes])) for part in (train, test)]
     return ClientData(

@@ -1,8 +1,8 @@
-"""Observers of a run: TensorBoard, Weights & Biases, or one of your own.
+"""Observers of a run: TensorBoard, Weights & Biases, or your own.
 
-An observer is told when a run starts or is resumed, after every round, and at the end:
-`run(config, run_dir=…, observers=[TensorBoard()])`. One observer may watch many runs, one after
-another. In a run over several processes only the first process has observers.
+An observer is called when a run starts or resumes, after every round, and at the end:
+`run(config, run_dir=…, observers=[TensorBoard()])`. One observer may watch several runs in
+sequence. With several processes only the first has observers.
 """
 
 import contextlib
@@ -20,7 +20,6 @@ from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.files import read_bytes, write_atomically
 from pfedafm_jax.records import Record, Summary
-from pfedafm_jax.results import Run
 
 
 class Observation(NamedTuple):
@@ -30,11 +29,11 @@ class Observation(NamedTuple):
     clients: dict[str, np.ndarray]
     """Numbers over clients by name: `participants/…` in the order of `record.participants`,
     `all_clients/…` in rounds that evaluate all of them, `vectors/mix` `[participants, features]`
-    where a method has it; this last one only as it happens, not when a run is resumed."""
+    if the method has it, and only for new rounds, not for those before a resume."""
 
 
 class Observer:
-    """Derive from it and define what you need; every method does nothing by default.
+    """Base of observers: override what you need; by default every method does nothing.
 
     >>> class Printer(Observer):
     ...     def round(self, observation):
@@ -44,8 +43,8 @@ class Observer:
     """
 
     def start(self, run_dir: Path, config: dict[str, Any], past: Sequence[Observation]) -> None:
-        """Before the first new round of a run with these settings, nested as in `config.json`;
-        `past` are the rounds that a resumed run has behind it."""
+        """Before the first new round; `config` is nested as in `config.json`, `past` has the rounds
+        of a resumed run so far."""
 
     def round(self, observation: Observation) -> None:
         """After each round."""
@@ -54,28 +53,24 @@ class Observer:
         """After the last round and `summary.json`."""
 
     def close(self) -> None:
-        """At the very end of a run, however that came; another `start` may follow."""
-
-    def has(self, run_dir: Path, rounds: int) -> bool:
-        """Whether this finished run is known already; if not, `replay` tells it."""
-        return False
+        """At the very end of a run, even after an error; another `start` may follow."""
 
 
 def latest(experiment: Experiment) -> Observation:
-    """The round that an experiment has just done."""
+    """The last round of an experiment."""
     record, store = experiment.records[-1], experiment.state.store
     found = {f"participants/{name}": values for name, values in experiment._visits[-1].items()}
     for name, values in experiment.evaluations.get(record.round, {}).items():
         found[f"all_clients/{name}"] = values
     # With several processes a participant's state may be in another one.
-    if experiment.programs.processes.count == 1 and "mix" in store.start(0):
-        drawn = record.participants
+    drawn = record.participants
+    if experiment.programs.processes.count == 1 and "mix" in store.start(0) and drawn:
         found["vectors/mix"] = store.read_parts(("mix",), drawn)["mix"]
     return Observation(record, found)
 
 
 def observations(records: Sequence[Record], arrays: Mapping[str, np.ndarray]) -> list[Observation]:
-    """Rounds of the past, from their records and the arrays of `clients.npz`."""
+    """Past rounds, from their records and the arrays of `clients.npz`."""
     evaluated = {int(number): row for row, number in enumerate(arrays["evaluation_rounds"])}
     past = []
     for index, record in enumerate(records):
@@ -90,29 +85,15 @@ def observations(records: Sequence[Record], arrays: Mapping[str, np.ndarray]) ->
     return past
 
 
-def replay(run: Run | None, observers: Sequence[Observer]) -> None:
-    """Tells observers about a finished run that they have not seen."""
-    if run is None or run.folder is None or not run.finished:
-        return
-    for observer in observers:
-        if observer.has(run.folder, run.summary.rounds):
-            continue
-        try:
-            observer.start(run.folder, run.config, observations(run.records, run.clients))
-            observer.finish(run.summary)
-        finally:
-            observer.close()
-
-
 def scalars(record: Record) -> dict[str, float]:
-    """All finite numbers of a record, by the names that they have in `rounds.jsonl`."""
+    """All finite numbers of a record, by their names in `rounds.jsonl`."""
     numbers = {n: v for n, v in record.as_dict().items() if isinstance(v, int | float)}
     return {n: float(v) for n, v in numbers.items() if n != "round" and np.isfinite(v)}
 
 
 def histograms(observation: Observation) -> dict[str, np.ndarray]:
-    """What is shown as a distribution over clients, finite values only: accuracies, loss and all
-    that the method reports."""
+    """The finite values that are shown as distributions over clients: accuracies, loss and what the
+    method reports."""
     hidden = ("participants/finite", "participants/floats_up", "participants/floats_down")
     finite = {
         name: np.asarray(values, np.float64)[np.isfinite(values)]
@@ -128,23 +109,23 @@ BUCKETS = 40  # of a histogram
 class TensorBoard(Observer):
     """Event files in the run's folder; `tensorboard --logdir runs` shows all runs.
 
-    A resumed run gets one more file, whose start tells TensorBoard to forget what came after the
-    checkpoint: no round is shown twice. Where there was none, all rounds so far are written.
+    A resumed run gets another file, which first tells TensorBoard to drop the rounds after the
+    checkpoint, so that none is shown twice. If there was none, all rounds so far are written.
     """
 
     PATTERN = "events.out.tfevents.*.pfedafm"
 
     def __init__(self) -> None:
-        # Imported here: tensorboardX loads PyTorch where it is installed, which takes seconds.
+        # Imported here, since tensorboardX loads PyTorch if it is installed, which takes seconds.
         self._summary: Any = importlib.import_module("tensorboardX.summary")
         self._proto: Any = importlib.import_module("tensorboardX.proto.event_pb2")
-        # Not its SummaryWriter, whose thread dies of a full disk and leaves the run waiting.
+        # Not its SummaryWriter, whose thread dies on a full disk and leaves the run waiting.
         self._files: Any = importlib.import_module("tensorboardX.event_file_writer")
         self._writer: Any = None
 
     def start(self, run_dir: Path, config: dict[str, Any], past: Sequence[Observation]) -> None:
         old = list(run_dir.glob(self.PATTERN))
-        for path in old if not past else ():  # of a run that this one takes the place of
+        for path in old if not past else ():  # of the run that this one replaces
             path.unlink()
         suffix = f".{time.time_ns()}.pfedafm"  # two starts within a second are two files
         self._writer = self._files.EventsWriter(str(run_dir / "events"), suffix)
@@ -164,11 +145,8 @@ class TensorBoard(Observer):
             self._writer.close()
             self._writer = None
 
-    def has(self, run_dir: Path, rounds: int) -> bool:
-        return any(run_dir.glob(self.PATTERN))
-
     def _write(self, observation: Observation) -> None:
-        """A round is one event, so that a sudden end leaves all of it or nothing."""
+        """Writes a round as one event, so that it is complete or absent after a crash."""
         event = self._proto.Event(wall_time=time.time(), step=observation.record.round)
         for tag, value in scalars(observation.record).items():
             event.summary.MergeFrom(self._summary.scalar(tag, value))
@@ -180,7 +158,7 @@ class TensorBoard(Observer):
 
 
 class WeightsAndBiases(Observer):
-    """Runs of a Weights & Biases project; an id in the run's folder keeps a resumed run one run.
+    """Logs to a Weights & Biases project; an id in the run's folder identifies a resumed run.
 
     With `WANDB_MODE=offline` everything is written to `wandb/` in the run's folder. Each start then
     writes all rounds so far, so `wandb sync` of the newest of them is the whole run.
@@ -200,18 +178,19 @@ class WeightsAndBiases(Observer):
         try:
             self._online = self._wandb.setup().settings.mode == "online"
             if self._online:
-                self._wandb.login(verify=False)  # asks for a missing key now, not after the start
+                self._wandb.login(verify=False)  # asks for a missing key now, before the run starts
         except self._wandb.errors.Error as error:
             raise self._unusable(error) from error
 
     def start(self, run_dir: Path, config: dict[str, Any], past: Sequence[Observation]) -> None:
-        known = {} if self._fresh else self._known(run_dir)
-        self._path, self._id = run_dir / self.NAME, known.get("id") or uuid.uuid4().hex
-        self._keep(id=self._id)
+        path, known = run_dir / self.NAME, uuid.uuid4().hex
+        with contextlib.suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
+            known = known if self._fresh else str(json.loads(read_bytes(path))["id"])
+        write_atomically(path, json.dumps({"id": known}) + "\n")
         try:
             self._run = self._wandb.init(
                 project=self._project,
-                id=self._id,
+                id=known,
                 name=run_dir.absolute().name,
                 dir=str(run_dir),
                 config=config,
@@ -230,7 +209,7 @@ class WeightsAndBiases(Observer):
     def round(self, observation: Observation) -> None:
         number = observation.record.round
         if self._run is None or number < self._run.starting_step:
-            return  # the server has it from before
+            return  # the server has it already
         found = histograms(observation).items()
         shown = {name: self._wandb.Histogram(values) for name, values in found}
         self._run.log({**scalars(observation.record), **shown}, step=number)
@@ -240,28 +219,11 @@ class WeightsAndBiases(Observer):
             self._run.summary.update({**summary.as_dict(), "config": None})
             self._run.finish()
             self._run = None
-            self._keep(id=self._id, rounds=summary.rounds)
 
     def close(self) -> None:
         if self._run is not None:
             self._run.finish(exit_code=1)  # stopped before its end
             self._run = None
-
-    def has(self, run_dir: Path, rounds: int) -> bool:
-        return self._known(run_dir).get("rounds") == rounds
-
-    def _known(self, run_dir: Path) -> dict[str, Any]:
-        """What is known of a run: its id and, once it is finished, its rounds."""
-        path = run_dir / self.NAME
-        with contextlib.suppress(
-            OSError, ValueError, RecursionError
-        ):  # a damaged one tells nothing
-            found = json.loads(read_bytes(path))
-            return found if isinstance(found, dict) else {}
-        return {}
-
-    def _keep(self, **content: Any) -> None:
-        write_atomically(self._path, json.dumps(content) + "\n")
 
     def _unusable(self, error: Exception) -> PfedafmError:
         return PfedafmError(

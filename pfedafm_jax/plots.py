@@ -1,11 +1,13 @@
-"""Pictures of runs: each function takes runs, tables or arrays and returns a matplotlib figure.
+"""Plots of runs: each function takes runs, tables or arrays and returns a matplotlib figure.
 
-A method has one colour in all pictures, axes that count have whole numbers, and text is shown as it
-is: nothing in a name or a path is taken for a formula (`figures.py`).
+A method has the same colour in all plots, axes of counts have whole numbers, and text is shown
+literally: nothing in a name or path is parsed as a formula (`figures.py`).
 """
 
 import itertools
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from pfedafm_jax import figures
+from pfedafm_jax.data.dataset import noun_of
 from pfedafm_jax.figures import BLACK, BLUE, COLOURS, GREEN, GREY, ORANGE, architecture_label
 from pfedafm_jax.results import Run, grouped
 from pfedafm_jax.tables import mean_and_deviation
@@ -34,7 +37,7 @@ Y_AXES = {
 
 
 def save(figure: Figure, path: str | Path) -> Path:
-    """Writes a file; its suffix says which kind."""
+    """Writes a file of the kind that its suffix says."""
     path = Path(path)
     path.write_bytes(figures.rendered(figure, path.suffix[1:].lower() or "png", dpi=140))
     return path
@@ -43,11 +46,11 @@ def save(figure: Figure, path: str | Path) -> Path:
 def accuracy_by_round(
     rounds: pd.DataFrame, predictions: Sequence[str] = ("own",), title: str = ""
 ) -> Figure:
-    """Mean accuracy of each round's participants, and of all clients where evaluated.
+    """Mean accuracy of each round's participants, and of all clients when evaluated.
 
     Args:
-        rounds: one row a round, as `per_round()` gives it.
-        predictions: names of what was evaluated, the method's own first.
+        rounds: one row per round, as `per_round()` returns it.
+        predictions: names of the predictions, the method's main one first.
     """
     figure, axes = figures.plain_figure()
     frame: Any = rounds
@@ -77,8 +80,8 @@ def accuracy_by_client(
     """Each client's accuracy, sorted within its architecture; the dashed line is the mean.
 
     Args:
-        accuracy: shares, `[clients]`; NaN: a client without test images, which is left out.
-        groups: the number of each client's architecture, `[clients]`.
+        accuracy: fractions, `[clients]`; NaN for clients without test images, which are left out.
+        groups: the index of each client's architecture, `[clients]`.
         names: the architectures.
     """
     figure, axes = figures.plain_figure(8.0, 4.0)
@@ -89,7 +92,7 @@ def accuracy_by_client(
         places, label = start + np.arange(len(bars)), architecture_label(name)
         mean = f" {bars.mean():.1f} %" if len(bars) else ""
         axes.bar(places, bars, width=0.9, color=colour, label=label + mean)
-        # A bar of no height would look like no client.
+        # A bar without height would look like a missing client.
         axes.plot(places[bars == 0], bars[bars == 0], "x", color=colour, ms=6, mew=1.5)
         start += len(bars)
     axes.axhline(values.mean(), color=BLACK, linestyle="--", linewidth=1)
@@ -106,7 +109,7 @@ def mix_by_round(mix: np.ndarray, title: str = "", axes: Axes | None = None) -> 
 
     Args:
         mix: `[rounds, clients]`, NaN where a client took no part.
-        axes: where to draw, instead of a figure of its own.
+        axes: where to draw, instead of a new figure.
     """
     figure: Any
     figure, axes = figures.plain_figure() if axes is None else (axes.figure, axes)
@@ -132,7 +135,7 @@ def busiest(mix: np.ndarray) -> list[int]:
     return np.argsort(-np.isfinite(mix).sum(axis=0), kind="stable")[:2].tolist()
 
 
-def classes_by_client(counts: np.ndarray, title: str = "") -> Figure:
+def classes_by_client(counts: np.ndarray, title: str = "", label: str = "images") -> Figure:
     """Heat map of a split: images of each class (columns) at each client (rows)."""
     classes = counts.shape[1]
     figure, axes = figures.plain_figure(7.0 if classes <= 20 else 9.0, 5.0)
@@ -144,14 +147,14 @@ def classes_by_client(counts: np.ndarray, title: str = "") -> Figure:
     figures.whole_numbers(axes.xaxis)
     if classes <= 20:
         axes.set_xticks(range(classes))
-    figure.colorbar(picture, ax=axes, label="images", shrink=0.85)
+    figure.colorbar(picture, ax=axes, label=label, shrink=0.85)
     return figure
 
 
 def of_run(
     run: Run, counts: np.ndarray | None = None, titled: bool = True
 ) -> dict[str, Callable[[], Figure]]:
-    """What can be drawn of a run, by name: accuracy, clients, mix, split (from `counts`)."""
+    """All plots of a run by name: accuracy, clients, mix, split (from `counts`)."""
     config, clients, found = run.config, run.clients, {}
     share = 100 * config["participation"]
     name = f"{run.title}, {config['dataset']}, N = {config['num_clients']}, C = {share:g} %"
@@ -165,15 +168,18 @@ def of_run(
     if len(clients.get("visits/mix_mean", ())):
         found["mix"] = lambda: mix_by_round(clients["visits/mix_mean"], name)
     if counts is not None:
-        title = f"{config['dataset']}, images by client" if titled else ""
-        found["split"] = lambda: classes_by_client(counts, title)
+        data = run.about["data"]
+        noun = noun_of(data.get("image_shape", (0, 0, 0)), data.get("dtype", "uint8"))
+        words = f"{config['dataset']}: {data.get('partition', 'who has what')}" if titled else ""
+        title = textwrap.fill(words, 64)
+        found["split"] = partial(classes_by_client, counts, title, noun)
     return found
 
 
 def draw_all(
     run: Run, counts: np.ndarray, folder: str | Path, log: Callable[[str], object]
 ) -> list[Path]:
-    """All pictures of a run as PNG files; one that cannot be drawn costs a line of `log`.
+    """Writes all plots of a run as PNG files; logs a line for one that cannot be drawn.
 
     `counts`: images of each class at each client, `[clients, classes]`.
     """
@@ -192,7 +198,7 @@ def draw_all(
 def curve(
     rounds: pd.DataFrame, x: str = "rounds", y: str = "participants", window: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A run as two arrays, y a mean of the last `window` points; rounds without a value left out.
+    """A run as arrays x and y, with y averaged over the last `window` points; skips missing values.
 
     >>> rounds = pd.DataFrame({"seconds": [2, 2, 3], "mean_accuracy": [0.5, None, 0.75]})
     >>> curve(rounds, x="seconds")
@@ -210,7 +216,7 @@ def curve(
 def styles(runs: Mapping[str, Sequence[Run]]) -> dict[str, tuple[str, str]]:
     """A colour and a dash for each label: methods by colour, several of one method by dash."""
     methods = [found[0].config["method"] for found in runs.values()]
-    alone = len(set(methods)) == 1 < len(methods)  # the method tells nothing apart
+    alone = len(set(methods)) == 1 < len(methods)  # the method does not distinguish them
     found: dict[str, tuple[str, str]] = {}
     for place, (label, method) in enumerate(zip(runs, methods, strict=True)):
         colour = COLOURS[place % len(COLOURS)] if alone else figures.method_colour(method)
@@ -227,12 +233,12 @@ def curves(
     y: str = "participants",
     window: int = 1,
 ) -> Figure:
-    """Curves of runs by label; of several under one label the mean, and a band from least to most.
+    """Curves of runs by label; for several runs under one label their mean, and a min–max band.
 
     Args:
-        runs: label → its runs, as `results.grouped` gives them.
-        x, y: names of `X_AXES` and `Y_AXES`.
-        window: how many points each point is the mean of.
+        runs: label → its runs, as `results.grouped` returns them.
+        x, y: names in `X_AXES` and `Y_AXES`.
+        window: how many points to average.
     """
     figure, axes = figures.plain_figure(8.0, 4.8)
     looks, ends = styles(runs), []
@@ -243,13 +249,13 @@ def curves(
         if not lines:
             axes.plot([], [], dash, color=colour, label=f"{label} (no values)")
             continue
-        # All at the points of any of them that are between the ends of each.
+        # Interpolated at the points of any run that lie in the range of all.
         start, end = max(xs[0] for xs, _ in lines), min(xs[-1] for xs, _ in lines)
         along = np.unique(np.concatenate([xs for xs, _ in lines]))
         along = along[(start <= along) & (along <= end)] if start <= end else along
         table = np.stack([np.interp(along, *line) for line in lines])
         mean = table.mean(axis=0)
-        if along[-1] == 0:  # it never sends anything: a level to compare with
+        if along[-1] == 0:  # it never sends anything: draw a horizontal line
             text = f"{label} (sends nothing)"
             axes.axhline(mean[-1], color=colour, linestyle=(0, (6, 3)), linewidth=1.2, label=text)
             continue
@@ -278,7 +284,7 @@ def compare_runs(runs: Sequence[Run], title: str = "", window: int = 5) -> Figur
 
 
 def accuracy_by_floats(runs: Sequence[Run], title: str = "") -> Figure:
-    """What methods send a client and round against what all clients reach at the end."""
+    """Floats per client and round against the final accuracy of all clients, for each method."""
     figure, axes = figures.plain_figure()
     for label, found in grouped(runs, ["method"]).items():
         scores = [run.summary.final_all_clients_accuracy for run in found]

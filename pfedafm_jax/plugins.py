@@ -1,4 +1,4 @@
-"""`--plugin FILE.py`: methods and extractors of one's own, registered before settings are read."""
+"""`--plugin FILE.py`: your own methods and extractors, registered before settings are read."""
 
 import importlib.util
 import sys
@@ -10,7 +10,7 @@ from pfedafm_jax.settings import bad
 
 
 def load_plugin(path: str | Path) -> None:
-    """Runs a Python file, which registers what it has; files beside it can be imported from it."""
+    """Runs a Python file, which registers its contents and may import files next to it."""
     file = Path(path)
     if file.suffix != ".py" or not file.is_file():
         raise bad("plugin", str(path), "a Python file that is there, FILE.py")
@@ -18,10 +18,10 @@ def load_plugin(path: str | Path) -> None:
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None, "a .py file always has both"
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look up their module
     folder = str(file.absolute().parent)
     if folder not in sys.path:
-        sys.path.append(folder)  # at the end: nothing of ours is hidden by what is there
+        sys.path.append(folder)  # at the end, so that it shadows nothing
     try:
         spec.loader.exec_module(module)
     except PfedafmError as error:

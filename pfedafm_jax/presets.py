@@ -1,4 +1,4 @@
-"""Settings laid over a configuration: those of `presets.toml`, and the paper's own length."""
+"""Named sets of settings that override a configuration: `presets.toml`, and the paper's length."""
 
 from functools import cache
 from pathlib import Path
@@ -12,12 +12,12 @@ PAPER_COLUMNS = {10: 1.0, 50: 0.2, 100: 0.1}  # N: C, the three columns of the p
 
 @cache
 def presets() -> dict[str, dict[str, Any]]:
-    """Named sets of settings to lay over a configuration."""
+    """The presets: name → settings."""
     return read_toml(Path(__file__).with_suffix(".toml"))
 
 
 def with_preset(config: Config, preset: str) -> Config:
-    """`config` with a named set of settings laid over it.
+    """`config` with a preset applied.
 
     >>> with_preset(Config(), "authors_code").aggregation
     'last'

@@ -1,11 +1,9 @@
-"""What a run says: its plan, how far it is, what came out; in a terminal, a notebook or a log.
+"""Output of a run, in a terminal, a notebook or a log: plan, progress and result.
 
-Nothing printed by `console` is markup: names and paths come from outside. Style is given apart,
-by `bold` or `style=`.
+`console` never interprets markup, since names and paths come from outside. Use `bold` or `style=`.
 """
 
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pfedafm_jax.config import PARTITIONS
 from pfedafm_jax.errors import StorageError, reason
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.plots import architecture_label
@@ -23,7 +22,7 @@ from pfedafm_jax.tables import human, percent
 
 
 def clean(text: object) -> str:
-    """Text that a terminal shows and does not obey: control characters and half characters escaped.
+    """Text that is safe to print: control characters and lone surrogates are escaped.
 
     >>> clean("a\\x1b[31m \\udcff é")
     'a\\\\x1b[31m \\\\udcff é'
@@ -38,7 +37,7 @@ class _Terminal(Console):
     def print(self, *words: Any, **options: Any) -> None:
         try:
             super().print(*words, **options)
-        except OSError as error:  # not to be taken for one of the run's files
+        except OSError as error:  # so that it is not mistaken for an error of the run's files
             raise StorageError(f"standard output cannot be written ({reason(error)})") from error
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -54,16 +53,15 @@ def bold(text: object) -> Text:
 
 
 class Progress:
-    """A bar in a terminal or a notebook, plain lines now and then elsewhere; over several runs.
+    """A bar in a terminal, plain lines now and then elsewhere; over several runs.
 
     `total` is the rounds of all runs; a run begins with `next_run`.
     """
 
     def __init__(self, total: int, hidden: bool = False):
         self.hidden, self.rounds, self.before, self.best = hidden, total, 0, 0.0
-        self.cell: Any = self._cell("") if console.is_jupyter and not hidden else None
         self.live = console.is_terminal and not console.is_jupyter and not hidden
-        self.lines = not (self.live or self.cell or hidden)
+        self.lines = not (self.live or hidden)
         self.bar = bars.Progress(
             bars.TextColumn("{task.description}", markup=False),
             bars.MofNCompleteColumn(),
@@ -85,41 +83,24 @@ class Progress:
         if self.live or self.lines:
             self.bar.stop()
 
-    def _update(self, **changes: Any) -> None:
-        self.bar.update(self.task, **changes)
-        if self.cell is not None:
-            task = self.bar.tasks[0]
-            left, done, total = task.time_remaining, f"{task.completed:.0f}", f"{task.total:.0f}"
-            words = f"{task.description} {done}/{total}  {task.fields['numbers']}"
-            words += f"  {task.elapsed or 0:.0f} s" + (f", {left:.0f} s left" if left else "")
-            bar = f'<progress value="{done}" max="{total}" style="width: 16em"></progress>'
-            self._cell(words, bar)
-
-    def _cell(self, words: str, bar: str = "") -> Any:
-        """A notebook's output, which is written anew each time (rich's needs ipywidgets)."""
-        from IPython.display import display  # pyright: ignore[reportMissingImports]
-
-        both = {"text/plain": words, "text/html": f"{bar} {escape(words)}"}
-        return self.cell.update(both, raw=True) if bar else display(both, raw=True, display_id=True)
-
     def next_run(self, name: str, rounds: int, done: bool = False) -> None:
-        """Another run begins, or is `done` already."""
+        """Starts the next run, or skips it if it is `done`."""
         self.best, self.rounds = 0.0, rounds
-        self._update(description=clean(name), completed=self.before, numbers="")
+        self.bar.update(self.task, description=clean(name), completed=self.before, numbers="")
         if done:
             self.before += rounds
-            self._update(completed=self.before)
+            self.bar.update(self.task, completed=self.before)
         elif self.lines:
             left = self.bar.tasks[0].time_remaining
             words = f", about {in_words(left)} left" if left else ""
             console.print(f"{name}{words}", soft_wrap=True)
 
     def compiling(self) -> None:
-        """The programs are made, which takes up to a minute the first time."""
-        self._update(numbers="compiling, up to a minute the first time")
+        """Says that programs are being compiled, which takes up to a minute the first time."""
+        self.bar.update(self.task, numbers="compiling, up to a minute the first time")
 
     def resume(self, records: Sequence[Record]) -> None:
-        """The run continues after these."""
+        """Continues after these rounds."""
         self.best = max((record.mean_accuracy or 0.0 for record in records), default=0.0)
         self.bar.reset(self.task, completed=self.before + len(records))
         if not self.hidden:
@@ -128,14 +109,18 @@ class Progress:
             self.before += self.rounds
 
     def show(self, record: Record) -> None:
-        """One round more."""
+        """Shows another round."""
         accuracy, number = record.mean_accuracy or 0.0, record.round
         self.best = max(self.best, accuracy)
         loss = "not finite" if record.loss is None else f"{record.loss:.3f}"
         words = f"acc {100 * accuracy:.1f} best {100 * self.best:.1f} loss {loss}"
+        if not record.participants:
+            words = f"all dropped out, best {100 * self.best:.1f}"
+        elif record.dropped:
+            words += f", {len(record.dropped)} dropped out"
         if record.not_finite:
             words += f", {record.not_finite} not finite"
-        self._update(completed=self.before + number, numbers=words)
+        self.bar.update(self.task, completed=self.before + number, numbers=words)
         if number == self.rounds:
             self.before += self.rounds
         if self.lines and (number % max(1, self.rounds // 20) == 0 or number in (1, self.rounds)):
@@ -146,7 +131,7 @@ class Progress:
 
 
 def in_words(seconds: float) -> str:
-    """A time for people.
+    """A duration, rounded for display.
 
     >>> in_words(40), in_words(290), in_words(9000), in_words(400_000)
     ('40 s', '5 min', '2.5 h', '4.6 days')
@@ -162,7 +147,7 @@ def in_words(seconds: float) -> str:
 
 
 def print_plan(experiment: Experiment, name: str = "", run_dir: str | Path | None = None) -> None:
-    """What the run will do."""
+    """Prints what the run will do."""
     config, programs, dataset = experiment.config, experiment.programs, experiment.dataset
     method, sizes, together = programs.method, programs.num_train, programs.clients_per_step
     networks = [(config.num_clients, method.shared)]
@@ -177,10 +162,11 @@ def print_plan(experiment: Experiment, name: str = "", run_dir: str | Path | Non
     )
     shared = human(method.shared.extractor_params)
     rows = {
-        "data": dataset.source,
-        "split": f"{experiment.partition.about}, {sizes.min()} to {sizes.max()} training images each "
-        f"({config.protocol} protocol)",
-        "clients": f"{config.num_clients}, {config.num_participants} a round; "
+        "data": dataset.source + ("" if dataset.dtype == "uint8" else f"; {dataset.form}"),
+        "split": f"{experiment.partition.about}; {sizes.min()} to {sizes.max()} training "
+        f"{dataset.noun} each",
+        "clients": f"{config.num_clients}, {config.num_participants} a round"
+        f"{f', {config.dropout:.0%} of them drop out' if config.dropout else ''}; "
         f"parameters: {', '.join(shown)}",
         "shared": f"{architecture_label(method.shared.name)}, {shared} parameters without header",
         "training": f"{config.rounds} rounds, E = {config.local_epochs}, "
@@ -189,6 +175,10 @@ def print_plan(experiment: Experiment, name: str = "", run_dir: str | Path | Non
         "device": f"{programs.devices}, {together} client{'s' if together > 1 else ''} a step",
         "kernels": str(experiment.kernels),
     }
+    if dataset.users is not None and config.partition in PARTITIONS[:-1]:
+        rows["split"] += (
+            f"; the data's {dataset.users.max() + 1} users are not used (--partition natural)"
+        )
     if run_dir is not None:
         rows["files"] = f"{run_dir}/"
         if config.checkpoint_every:
@@ -203,7 +193,7 @@ def print_plan(experiment: Experiment, name: str = "", run_dir: str | Path | Non
 
 
 def print_summary(summary: Summary, paths: Sequence[Path]) -> None:
-    """The end of a run: a short table and where the pictures are."""
+    """Prints the result of a run: a short table and the paths of the plots."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(style="bold", no_wrap=True)
@@ -231,7 +221,7 @@ def print_summary(summary: Summary, paths: Sequence[Path]) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
-    """A table, its first column bold and the others to the right."""
+    """Prints a table, with its first column bold and the others right-aligned."""
     table = Table(box=None, pad_edge=False, title=title or None, title_justify="left")
     for index, heading in enumerate(headings):
         right, bold_one = ("right", None) if index else ("left", "bold")

@@ -1,6 +1,6 @@
-"""Settings as arguments of compiled programs: numbers are data, all else is structure.
+"""Dataclasses of settings as pytrees: their numbers are leaves, everything else is static.
 
-A program that is compiled for one learning rate runs with any other.
+A program compiled for one learning rate therefore runs with any other.
 """
 
 import dataclasses
@@ -11,12 +11,13 @@ import jax
 
 
 def register(kind: type, numbers: Callable[[type], Iterable[str]]) -> None:
-    """Makes a dataclass a pytree.
+    """Registers a dataclass as a pytree.
 
     Args:
-        numbers: the names of its fields that are leaves, or trees of leaves; asked when one is
-            needed. A field that is None has no leaf, so that a number that is not given is
-            structure.
+        kind: the dataclass.
+        numbers: given the class, returns the names of the fields that are leaves or trees of
+            leaves; called at each flattening, since a class registers before its fields are known.
+            A field that is None has no leaf: whether a number is given is part of the structure.
     """
 
     def flatten(one: Any) -> tuple[tuple, tuple]:
@@ -27,8 +28,18 @@ def register(kind: type, numbers: Callable[[type], Iterable[str]]) -> None:
 
     def unflatten(structure: tuple, leaves: Iterable[Any]) -> Any:
         names, rest = structure
-        one = object.__new__(kind)  # nothing is checked again: leaves may be tracers
+        one = object.__new__(kind)  # skips the checks of `__init__`: leaves may be tracers
         vars(one).update(dict(rest), **dict(zip(names, leaves, strict=True)))
         return one
 
     jax.tree_util.register_pytree_node(kind, flatten, unflatten)
+
+
+def path_of(path: tuple) -> str:
+    """A path as text, `header.kernel`."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def by_path(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by their path."""
+    return {path_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}

@@ -1,14 +1,14 @@
-"""What a run leaves: `Record` is one round, `Summary` the whole, `RunFolder` alone writes them.
+"""The results of a run: `Record` is one round, `Summary` the whole; only `RunFolder` writes them.
 
-    config.json     settings, command, versions, data: all that is needed to run it again
-    partition.npz   who has which images
-    rounds.jsonl    one line a round, a `Record`
-    clients.npz     numbers of single clients by round
-    summary.json    a `Summary`; written last, so where it is, the run is finished
+    config.json     settings, command, versions, data: everything needed to run it again
+    partition.npz   which client has which images
+    rounds.jsonl    a `Record` per line
+    clients.npz     per-client numbers by round
+    summary.json    a `Summary`; written last, so a run that has it is finished
 
-All but the growing `rounds.jsonl` are written atomically. The two JSON files hold their own sha256,
-and `summary.json` holds those of the others. `results.py` reads them; `docs/evaluation.md` says
-which accuracy is which.
+All but `rounds.jsonl`, to which lines are appended, are written atomically. The two JSON files hold
+their own sha256, and `summary.json` those of the others. `results.py` reads them;
+`docs/evaluation.md` says which accuracy is which.
 """
 
 import contextlib
@@ -30,13 +30,13 @@ from pfedafm_jax.settings import bad
 
 try:
     import fcntl
-except ImportError:  # Windows has no such locks
+except ImportError:  # not on Windows
     fcntl = None
 
-FORMAT = 2  # of a run's files; 1 had no number, nested accuracies and no digests
+FORMAT = 2  # version of a run's files; 1 had nested accuracies, no digests and no version
 TARGET_ACCURACY = {"cifar10": 0.9, "cifar100": 0.5}  # the paper's targets
 LAST_ROUNDS = 10  # of `last_ten_mean_accuracy`
-LOCK, MARK = ".lock", b"pfedafm_jax"  # the mark tells our folders from others
+LOCK, MARK = ".lock", b"pfedafm_jax"  # the mark identifies our folders
 
 
 @dataclass(frozen=True)
@@ -46,60 +46,68 @@ class Record:
     round: int
     mean_accuracy: float | None  # of the participants, each right after its training
     all_clients_accuracy: float | None  # of all clients after the round; None: not evaluated
-    loss: float | None  # of the participants' training; None: none was finite
+    loss: float | None  # mean over the participants' training; None: none was finite
     seconds: float
-    participants: list[int]
-    not_finite: int  # participants whose update was not finite, and kept out
+    participants: list[int]  # without those that dropped out
+    not_finite: int  # participants whose update had NaN or infinity and was discarded
     floats_up: int
     floats_down: int
     flops: int
     more: dict[str, float | None] = field(default_factory=dict)
     """Other predictions, `mean_accuracy/small`, and what the method reports, `mix_mean`."""
+    dropped: list[int] = field(default_factory=list)
+    """Clients that were drawn and dropped out; they received, and did and sent nothing."""
+
+    @property
+    def drawn(self) -> int:
+        """How many clients were drawn."""
+        return len(self.participants) + len(self.dropped)
 
     def as_dict(self) -> dict[str, Any]:
-        """A line of `rounds.jsonl`: all on one level."""
-        return {name: value for name, value in vars(self).items() if name != "more"} | self.more
+        """A line of `rounds.jsonl`, with `more` merged in."""
+        hidden = {"more"} if self.dropped else {"more", "dropped"}
+        return {name: value for name, value in vars(self).items() if name not in hidden} | self.more
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Record":
-        """Reads what `as_dict` gave; `ValueError` where something is missing or of a wrong type."""
+        """The inverse of `as_dict`; `ValueError` if a value is missing or of the wrong type."""
         known = {one.name for one in fields(cls)} - {"more"}
-        if missing := known - values.keys():
+        if missing := known - {"dropped"} - values.keys():
             raise ValueError(f"{', '.join(sorted(missing))} is missing")
         for name, value in values.items():
             kinds = (int,) if name in ("round", "not_finite") else (int, float, NoneType)
-            if name == "participants":
+            if name in ("participants", "dropped"):
                 if type(value) is not list or any(type(client) is not int for client in value):
-                    raise ValueError("participants is no list of clients")
+                    raise ValueError(f"{name} is no list of clients")
             elif type(value) not in kinds or not -(2**63) < (value or 0) < 2**63:  # nor NaN
                 raise ValueError(f"{name} is no number")
         more = {name: value for name, value in values.items() if name not in known}
-        return cls(**{name: values[name] for name in known}, more=more)
+        return cls(**{name: values[name] for name in known & values.keys()}, more=more)
 
 
 def mean(values: np.ndarray) -> float | None:
-    """Unweighted mean over clients, to six places; None where nothing is finite."""
+    """Unweighted mean over clients, to six places; None if nothing is finite."""
     finite = np.asarray(values, np.float64)
     finite = finite[np.isfinite(finite)]
     return round(float(finite.mean()), 6) if finite.size else None
 
 
 def spread(values: np.ndarray) -> float | None:
-    """Standard deviation over clients, to six places; None where nothing is finite."""
+    """Standard deviation over clients, to six places; None if nothing is finite."""
     finite = np.asarray(values)[np.isfinite(values)]
     return round(float(np.std(finite)), 6) if finite.size else None
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A run in numbers. `docs/evaluation.md` says what each accuracy is good for."""
+    """A run in numbers. `docs/evaluation.md` explains each accuracy."""
 
     method: str
     dataset: str
     best_mean_accuracy: float | None
     best_round: int | None
     last_mean_accuracy: float | None
-    last_ten_mean_accuracy: float | None  # mean over the last ten rounds, or all of fewer
+    last_ten_mean_accuracy: float | None  # mean over the last ten rounds, or all if fewer
     final_all_clients_accuracy: float | None
     best_all_clients_accuracy: float | None
     spread_over_clients: float | None  # standard deviation at the last evaluation of all clients
@@ -119,9 +127,9 @@ class Summary:
     config: dict[str, Any]
     devices: str
     versions: dict[str, str]
-    kernels: str = ""  # the form of the operations, and why
-    checkpoint_seconds: float = 0.0  # the run was held up by saving
-    checkpoint_background_seconds: float = 0.0  # saves took beside it
+    kernels: str = ""  # which implementation of the kernels, and why
+    checkpoint_seconds: float = 0.0  # that rounds waited for saves
+    checkpoint_background_seconds: float = 0.0  # that saves took in the background
     format: int = FORMAT
 
     def as_dict(self) -> dict[str, Any]:
@@ -135,7 +143,7 @@ def summarize(
     last: np.ndarray | None = None,
     **timing: Any,
 ) -> Summary:
-    """The one place where records become a summary, of a run that is finished or not.
+    """The summary of a run, finished or not, from its records.
 
     Args:
         records: the rounds so far.
@@ -143,7 +151,7 @@ def summarize(
         last: accuracies `[clients]` at the last evaluation of all clients.
         timing: `compile_seconds`, `checkpoint_seconds`, `checkpoint_background_seconds`.
     """
-    config, visits = about["config"], sum(len(r.participants) for r in records)
+    config, visits = about["config"], sum(r.drawn for r in records)
     means = [r.mean_accuracy for r in records if r.mean_accuracy is not None]
     last_ten = [r.mean_accuracy for r in records[-LAST_ROUNDS:] if r.mean_accuracy is not None]
     everyone = [r.all_clients_accuracy for r in records if r.all_clients_accuracy is not None]
@@ -181,7 +189,7 @@ def summarize(
 
 
 def to_target(records: Sequence[Record], target: float | None) -> dict[str, Any]:
-    """Rounds, floats in both directions and FLOPs of all participants until the target."""
+    """Rounds, floats (both directions) and FLOPs of all participants up to the target."""
     names = ("target_accuracy", "rounds_to_target", "floats_to_target", "flops_to_target")
     floats = flops = 0
     for record in records:
@@ -193,7 +201,7 @@ def to_target(records: Sequence[Record], target: float | None) -> dict[str, Any]
 
 
 def digest(content: Mapping[str, Any]) -> str:
-    """sha256 of a JSON object without its own `sha256`, however it is laid out."""
+    """sha256 of a JSON object without its own `sha256`, independent of formatting."""
     plain = {name: value for name, value in content.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
@@ -207,14 +215,14 @@ def _unusable(path: str | Path, accepted: str, error: object) -> PfedafmError:
 
 
 def check_writable(path: str | Path) -> None:
-    """Raises where a folder cannot be made or written; makes nothing."""
+    """Raises if a folder cannot be created or written; creates nothing."""
     place = Path(path).absolute()
     try:
-        if "\0" in str(path).encode().decode():  # what is no text would fail later, in a library
+        if "\0" in str(path).encode().decode():  # invalid text would fail later, in a library
             raise ValueError("no name can hold a zero byte")
         while not place.exists():
             place = place.parent
-        # Rights alone do not tell: root has all of them, a disk may be read-only.
+        # Permissions are not enough: root has all of them, and a disk may be read-only.
         with tempfile.TemporaryFile(dir=place):
             pass
     except (OSError, ValueError) as error:
@@ -222,13 +230,13 @@ def check_writable(path: str | Path) -> None:
 
 
 class RunFolder:
-    """The files of one run, and the lock that lets one process at a time write them."""
+    """The files of one run, and a lock so that only one process at a time writes them."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
 
     def check(self) -> None:
-        """Raises before any work where it cannot be written, is in use, or is not a run's."""
+        """Raises if the folder cannot be written, is in use, or holds something else."""
         check_writable(self.path)
         try:
             names = sorted(one.name for one in self.path.iterdir()) if self.path.exists() else []
@@ -236,7 +244,7 @@ class RunFolder:
         except OSError as error:
             raise _unusable(self.path, "a folder", error) from error
         with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
-            content = json.loads(read_bytes(self.path / "config.json"))  # that only we write
+            content = json.loads(read_bytes(self.path / "config.json"))  # only we write this
             ours |= content.keys() >= {"config", "versions", "data"}
         if names and not ours:
             reason = f"it holds {', '.join(names[:3])}, and no run of this program"
@@ -247,9 +255,9 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """One run at a time: the lock goes with its process, however that ends.
+        """Holds the folder's lock, which the system releases if the process dies.
 
-        What a process that was killed left half-written is removed.
+        Removes partial files of a killed process.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -275,7 +283,7 @@ class RunFolder:
     def start(
         self, about: Mapping[str, Any], partition: Partition, records: Sequence[Record]
     ) -> None:
-        """Settings, split and the records so far; what a finished run adds is removed."""
+        """Writes settings, split and the records so far; removes the files of a finished run."""
         for name in ("summary.json", "clients.npz"):
             (self.path / name).unlink(missing_ok=True)
         self._write_json("config.json", about)
@@ -283,18 +291,18 @@ class RunFolder:
         self._write_records(records)
 
     def add(self, record: Record) -> None:
-        """One line more of `rounds.jsonl`."""
+        """Appends a line to `rounds.jsonl`."""
         with open(self.path / "rounds.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(record.as_dict()) + "\n")
 
     def finish(
         self, summary: Summary, records: Sequence[Record], clients: Mapping[str, np.ndarray]
     ) -> None:
-        """Numbers of single clients, the records once more, and last of all the summary."""
+        """Writes per-client numbers, all records again, and last the summary."""
         arrays: dict[str, Any] = dict(clients)
         path = self.path / "clients.npz"
         write_atomically(path, lambda file: np.savez_compressed(file, **arrays))
-        self._write_records(records)  # whatever happened to the file meanwhile
+        self._write_records(records)  # in case the file was altered meanwhile
         names = ("config.json", "partition.npz", "rounds.jsonl", "clients.npz")
         there = [path for name in names if (path := self.path / name).exists()]
         files = {path.name: hashlib.sha256(read_bytes(path)).hexdigest() for path in there}

@@ -1,7 +1,7 @@
 """Runs as one page to open, print or send: `write_report(["runs/a", "runs/b"], "report.html")`.
 
-`report.html` beside this file is the page, words and all, as a jinja2 template, which escapes
-whatever is put into it. This file works out the numbers and draws the pictures that stand there.
+`report.html` next to this file is the page as a jinja2 template, which escapes what is inserted.
+This file computes its numbers and draws its plots.
 """
 
 import base64
@@ -18,14 +18,13 @@ from pfedafm_jax.config import Config, bad
 from pfedafm_jax.errors import storage_error
 from pfedafm_jax.figures import legend_below, rendered
 from pfedafm_jax.files import read_bytes, write_atomically
-from pfedafm_jax.results import NOT_IN_RESULTS, Run, flat, read_runs
+from pfedafm_jax.results import Run, differing, flat, matters, read_runs
 from pfedafm_jax.tables import COLUMNS, cells, human, over_seeds, percent
 
 Published = Callable[[dict[str, Any]], tuple[str, float | None] | None]
-"""From a run's settings to a number to compare with: where it stands, and its best mean accuracy
-(None: no convergence); None where there is none."""
-HIGHER_IS_BETTER = ("best_mean_accuracy", "last_ten_mean_accuracy", "final_all_clients_accuracy")
-WINDOW = 5  # rounds that a point of a long curve is the mean of
+"""From a run's settings to a published result: its source and best mean accuracy (None: no
+convergence); None if there is no such result."""
+WINDOW = 5  # rounds averaged into one point of a long curve
 
 
 def write_report(
@@ -36,7 +35,7 @@ def write_report(
     """Writes the report of these run folders to one HTML file; returns the runs that it shows.
 
     Args:
-        folders: of runs, or with runs in them.
+        folders: of runs, or folders that contain runs.
         out: the file, its name ending in .html.
         published: numbers to compare with.
     """
@@ -67,30 +66,23 @@ def page(runs: Sequence[Run], published: Published | None = None) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{percent(value)} %"
+    return "–" if value is None or np.isnan(value) else f"{percent(value)} %"
 
 
 def _said(value: Any) -> str:
-    """A setting for people."""
+    """A setting, formatted."""
     if isinstance(value, bool | None):
         return "none" if value is None else "yes" if value else "no"
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _own_settings(run: Run) -> dict[str, Any]:
-    """Settings on one level, without those of other methods; one learning rate, the one used."""
-    method = f"{run.config['method']}."
-    own = {n: v for n, v in run.settings.items() if "." not in n or n.startswith(method)}
-    return own | {"learning_rate": own.pop(f"{method}learning_rate", None) or own["learning_rate"]}
-
-
 def _side_by_side(runs: Sequence[Run], shown: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Results of all runs, their curves, where their settings differ, and means over seeds."""
-    settings = [_own_settings(run) for run in runs]
-    differing = []
-    for name in dict.fromkeys(name for own in settings for name in own):
-        values = [_said(own[name]) if name in own else "–" for own in settings]
-        differing += [(name, *values)] if len({*values} - {"–"}) > 1 else []
+    names, finished = differing(runs), [run for run in runs if run.finished]
+    settings = [
+        (name, *(_said(run.settings[name]) if matters(run, name) else "–" for run in runs))
+        for name in names
+    ]
     window = WINDOW if max(len(run.records) for run in runs) >= 5 * WINDOW else 1
     drawn = {f"{number} {run.title}": [run] for number, run in enumerate(runs, 1) if run.records}
     figures: dict[str, Callable[[], Figure]] = {}
@@ -98,63 +90,42 @@ def _side_by_side(runs: Sequence[Run], shown: Sequence[dict[str, Any]]) -> dict[
         figures["participants"] = lambda: plots.curves(drawn, window=window)
         figures["all_clients"] = lambda: plots.curves(drawn, y="all_clients")
     pictures, failed = _drawn(figures, 6.2, 4.2)
+    results = []
+    others = [name for name in names if name != "seed"] or ["method"]
+    over = cells(over_seeds(finished, others)) if "seed" in differing(finished) else []
+    for one in shown:
+        run, stated = one["run"], one["published"]
+        rounds = str(len(run.records)) + ("" if run.finished else f" of {run.config['rounds']}")
+        told = "–" if not stated else percent(stated[1]) if stated[1] else "no convergence"
+        cells_of = cells(over_seeds([run]))[0][1:]
+        results.append([one["label"], run.title, rounds, *cells_of, told])
     return {
-        "results": [_result(one, runs) for one in shown],
+        "results": results,
         "curves": pictures,
         "failed": failed,
         "window": window,
         "labels": [one["label"] for one in shown],
-        "differing": differing,
-        "seeds": _over_seeds(runs, settings),
+        "differing": settings,
+        "seeds": over,
     }
 
 
-def _result(shown: dict[str, Any], runs: Sequence[Run]) -> list[Any]:
-    """A row of the table of all runs; the best of finished runs are marked."""
-    run, score = shown["run"], shown["published"]
-    rounds = str(len(run.records)) + ("" if run.finished else f" of {run.config['rounds']}")
-    row: list[Any] = [shown["label"], run.title, rounds]
-    for name, text in zip(COLUMNS, cells(over_seeds([run]))[0][1:], strict=True):
-        others = [getattr(other.summary, name) for other in runs if other.finished]
-        best = max((value for value in others if value is not None), default=None)
-        mark = name in HIGHER_IS_BETTER and run.finished and getattr(run.summary, name) == best
-        row.append({"best": text} if mark else text)
-    stated = "–" if score is None else "no convergence" if score[1] is None else percent(score[1])
-    return [*row, stated]
-
-
-def _over_seeds(runs: Sequence[Run], settings: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """Rows of finished runs that differ in nothing but their seed."""
-    groups: dict[str, list[Run]] = {}
-    free = {"seed", *NOT_IN_RESULTS} - {"rounds"}
-    for run, own in zip(runs, settings, strict=True):
-        key = str([pair for pair in own.items() if pair[0] not in free])
-        groups.setdefault(key, []).append(run)
-    rows = []
-    for found in groups.values():
-        seeds = [str(run.config["seed"]) for run in found]
-        if len({*seeds}) > 1 and all(run.finished for run in found):
-            rows.append([found[0].title, ", ".join(seeds), *cells(over_seeds(found))[0][1:]])
-    return rows
-
-
 def _one(number: int, run: Run, published: Published | None) -> dict[str, Any]:
-    config, own = run.config, _own_settings(run)
+    config, own = run.config, {n: v for n, v in run.settings.items() if matters(run, n)}
     defaults = flat(Config(method=config["method"]).as_dict())
     changed = [name for name, value in own.items() if value != defaults.get(name, value)]
     pictures, failed = _drawn(plots.of_run(run, titled=False))
     split = run.folder / "split.png" if run.folder else None
     if split is not None and split.is_file():
-        pictures["split"] = _source(read_bytes(split))  # the run had its data, a report has not
+        pictures["split"] = _source(read_bytes(split))  # from the run, since a report has no data
     return {
         "run": run,
         "label": f"{number} · {run.folder.resolve().name if run.folder else run.name}",
-        "rate": own["learning_rate"],
+        "rate": own.get(f"{config['method']}.learning_rate") or own["learning_rate"],
         "participants": max(1, round(config["participation"] * config["num_clients"])),
         "published": published(config) if published else None,
         "models": [f"{name} model" for name in run.predictions],
-        "conventions": _conventions(run),
-        "costs": _costs(run),
+        "conventions": _conventions(run) if run.records else [],
         "pictures": pictures,
         "failed": failed,
         "changed": [(name, _said(own[name]), _said(defaults[name])) for name in changed],
@@ -164,66 +135,31 @@ def _one(number: int, run: Run, published: Published | None) -> dict[str, Any]:
 
 
 def _conventions(run: Run) -> list[list[str]]:
-    """Rows are conventions, columns what was evaluated."""
-    if not run.records:
-        return []
-    names = ["", *(f"/{name}" for name in run.predictions[1:])]  # the method's own has no suffix
+    """Accuracies: one row per convention, one column per prediction."""
     frame: Any = run.per_round()
-    frame = frame.reindex(
-        columns=[f"{k}_accuracy{n}" for k in ("mean", "all_clients") for n in names]
+    names = ["", *(f"/{name}" for name in run.predictions[1:])]  # the main one has no suffix
+    mean, every = (
+        frame.reindex(columns=[f"{kind}_accuracy{name}" for name in names]).astype(float)
+        for kind in ("mean", "all_clients")
     )
-    evaluated = frame.index[frame["all_clients_accuracy"].notna()] + 1
-    picks = {
-        "participants, best round (the paper's)": ("mean", lambda v: v.max()),
-        "participants, mean of the last ten rounds": ("mean", lambda v: v.tail(10).mean()),
-        "participants, last round": ("mean", lambda v: v.iloc[-1]),
+    rows = {
+        "participants, best round (the paper's)": mean.max(),
+        "participants, mean of the last ten rounds": mean.tail(10).mean(),
+        "participants, last round": mean.ffill().iloc[-1],
+        "all clients, last evaluation (unbiased)": every.ffill().iloc[-1],
+        "all clients, best evaluation": every.max(),
     }
-    if len(evaluated):
-        title = f"all clients, round {evaluated[-1]} (unbiased)"
-        picks[title] = ("all_clients", lambda v: v.iloc[-1])
-    if len(evaluated) > 1:
-        title = f"all clients, best of {len(evaluated)} evaluations"
-        picks[title] = ("all_clients", lambda v: v.max())
-    rows = []
-    for title, (kind, pick) in picks.items():
-        known = [frame[f"{kind}_accuracy{name}"].dropna() for name in names]
-        rows.append([title, *(_percent(float(pick(v))) if len(v) else "–" for v in known)])
-    clients = run.clients
-    if len(clients.get("evaluation_rounds", ())):
-        last = [clients[f"all_clients/accuracy{name}"][-1] for name in names]
-        tested = clients["num_test"] > 0
-        last = [scores[tested] for scores in last]
-        weighted = (np.average(one, weights=clients["num_test"][tested]) for one in last)
-        title = "all clients, last, weighted by test images"
-        rows.append([title, *(_percent(float(value)) for value in weighted)])
-        title = "spread over clients, last (standard deviation)"
-        rows.append([title, *(_percent(float(np.std(scores))) for scores in last)])
-    return rows
-
-
-def _costs(run: Run) -> list[list[str]]:
-    """What a participant, a round and the whole run took."""
-    if not run.records:
-        return []
-    frame: Any = run.per_round()
-    visits, rows = max(1, sum(len(record.participants) for record in run.records)), []
-    for title in ("floats up", "floats down", "FLOPs"):
-        total = float(frame[title.lower().replace(" ", "_")].sum())
-        rows.append([title, human(total / visits), human(total / len(frame)), human(total)])
-    seconds, summary = frame["seconds"], run.summary
-    each = f"{seconds.median():.1f} (median)"
-    rows.append(["seconds of training", "–", each, f"{seconds.sum():.0f}"])
-    if run.finished:
-        rows.append(["seconds of compilation", "–", "–", f"{summary.compile_seconds:.0f}"])
-        rows.append(["seconds waiting for saves", "–", "–", f"{summary.checkpoint_seconds:.0f}"])
-    return rows
+    if len(run.clients.get("evaluation_rounds", ())):
+        last = [run.clients[f"all_clients/accuracy{name}"][-1] for name in names]
+        rows["spread over clients, last (standard deviation)"] = np.nanstd(last, axis=1)
+    return [[title, *map(_percent, values)] for title, values in rows.items()]
 
 
 def _drawn(
     figures: Mapping[str, Callable[[], Figure]], width: float = 5.6, height: float = 4.0
 ) -> tuple[dict[str, str], list[str]]:
-    """Figures as sources of images by name, small enough that a phone shows their letters; and a
-    line for each that could not be drawn."""
+    """Data URLs of the figures by name, at a size that is legible on a phone; and a line for each
+    that could not be drawn."""
     found, failed = {}, []
     for name, draw in figures.items():
         try:

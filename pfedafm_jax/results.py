@@ -1,7 +1,7 @@
 """Run folders read back: the only reader of what `records.py` writes.
 
-`read_runs(folders)` gives one `Run` a folder, each file checked as it is read; a damaged one is
-named. `labels` and `grouped` tell runs apart by their settings; `tables.py` has tables of them.
+`read_runs(folders)` returns one `Run` per folder and checks each file it reads; `Damaged` names a
+bad one. `labels` and `grouped` distinguish runs by their settings; `tables.py` tabulates them.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ from pfedafm_jax.settings import bad, suggestion
 
 
 class Damaged(PfedafmError):
-    """A file of a run is not as it was written."""
+    """A file of a run was altered or damaged since it was written."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run, finished or not, from its folder or straight from memory.
+    """A run, finished or not, from its folder or from memory.
 
     `about` is the content of `config.json`: config, command, versions, devices, data (source and
     digest), predictions (names, the method's own first), architectures (names).
@@ -39,7 +39,7 @@ class Run:
 
     about: dict[str, Any]
     records: list[Record]
-    summary: Summary  # of an unfinished run: of the rounds so far
+    summary: Summary  # of the rounds so far, if unfinished
     finished: bool
     folder: Path | None = None
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)  # of a run in memory
@@ -52,33 +52,33 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The settings on one level, `pfedafm.mix_fixed`; those that came later by default."""
+        """The settings, flat: `pfedafm.mix_fixed`; defaults for settings added since."""
         return flat(Config().as_dict()) | flat(self.config)
 
     @property
     def title(self) -> str:
-        """The method's name for people; the bare name of one that is not registered here."""
+        """The method's title; its bare name if it is not registered."""
         method = self.config["method"]
         return find_method(method).title if method in method_names() else method
 
     @property
     def name(self) -> str:
-        """Its folder's, or what a comparison would call it."""
+        """The folder's name, or the one it would have in a comparison."""
         method, seed = self.config["method"], self.config["seed"]
         return self.folder.name if self.folder else f"{method}-seed{seed}"
 
     @property
     def predictions(self) -> list[str]:
-        """What was evaluated, the method's own prediction first."""
+        """Names of the predictions that were evaluated, the method's main one first."""
         return self.about["predictions"]
 
     def per_round(self) -> pd.DataFrame:
-        """One row a round, see `per_round`."""
+        """One row per round, see `per_round`."""
         return per_round(self.records)
 
     @cached_property
     def clients(self) -> Mapping[str, np.ndarray]:
-        """Numbers of single clients; empty for an unfinished run in a folder.
+        """Per-client numbers; empty for an unfinished run in a folder.
 
         `visits/…` is `[rounds, clients]`, NaN where a client took no part; `all_clients/accuracy`
         and `all_clients/accuracy/NAME` are `[evaluations, clients]` after `evaluation_rounds`;
@@ -96,7 +96,7 @@ class Run:
 
     @cached_property
     def partition(self) -> Partition | None:
-        """Who had which images, where the folder tells."""
+        """Which client had which images, if the folder has it."""
         path = (self.folder or Path()) / "partition.npz"
         if self.folder is None or not path.exists():
             return None
@@ -105,7 +105,7 @@ class Run:
 
 
 def per_round(records: Sequence[Record]) -> pd.DataFrame:
-    """One row a round, one column a number, NaN where there is none; all but who took part.
+    """A table of records: one row per round, NaN for missing numbers, without the participants.
 
     >>> first = Record(1, 0.5, None, 1.25, 2.0, [3], 0, 10, 10, 99, {"mix_mean": 0.75})
     >>> per_round([first])[["mean_accuracy", "loss", "flops", "mix_mean"]]
@@ -113,16 +113,17 @@ def per_round(records: Sequence[Record]) -> pd.DataFrame:
     0            0.5  1.25     99      0.75
     """
     frame: Any = pd.DataFrame([record.as_dict() for record in records])
-    return frame.drop(columns="participants", errors="ignore").apply(pd.to_numeric)
+    lists = ["participants", "dropped"]
+    return frame.drop(columns=lists, errors="ignore").apply(pd.to_numeric)
 
 
 # -------------------------------------------------------------------------------- reading
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[Run]:
-    """The runs of these folders; a folder of runs, as a comparison leaves it, stands for them.
+    """The runs in these folders, each of which is a run or, as of a comparison, has runs in it.
 
-    Files are passed over where there are folders as well: `runs/all/*` has tables in it.
+    Files among them are ignored if there are folders as well: `runs/all/*` includes tables.
     """
     found: dict[Path, Path] = {}
     paths = [Path(folder) for folder in folders]
@@ -138,9 +139,9 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
 
 
 def read_run(folder: str | Path) -> Run:
-    """One run; `Damaged` names the file that is not as it was written.
+    """Reads one run; raises `Damaged` with the name of a damaged file.
 
-    `clients` and `partition` are read, and checked, when they are asked for.
+    `clients` and `partition` are read and checked on first use.
     """
     folder = Path(folder)
     about = _signed(folder / "config.json")
@@ -149,7 +150,7 @@ def read_run(folder: str | Path) -> Run:
     try:
         records = []
         if written or path.exists():
-            *lines, rest = _bytes(path, digests).split(b"\n")  # the last may be half-written
+            *lines, rest = _bytes(path, digests).split(b"\n")  # the last may be partial
             if rest and written:
                 _damaged(path, "its last line is cut off")
             records = _records(path, lines, about["config"]["num_clients"])
@@ -159,7 +160,7 @@ def read_run(folder: str | Path) -> Run:
             _damaged(folder / "summary.json", "it does not belong to config.json and rounds.jsonl")
         del written["sha256"]
         return Run(about, records, Summary(**written), True, folder, digests=digests)
-    except (KeyError, TypeError) as error:  # signed, and still not what a run writes
+    except (KeyError, TypeError) as error:  # a valid digest, but not what a run writes
         _damaged(folder / ("summary.json" if written else "config.json"), error)
 
 
@@ -195,7 +196,7 @@ def _json(path: Path, text: bytes, where: str = "") -> dict[str, Any]:
 
 
 def _signed(path: Path) -> dict[str, Any]:
-    """A JSON file that is of this format and as it was written."""
+    """A JSON file, checked for its format and its own digest."""
     content = _json(path, _bytes(path))
     if content.get("format") != FORMAT:
         found = repr(content["format"])[:20] if "format" in content else "1 or another program's"
@@ -205,7 +206,25 @@ def _signed(path: Path) -> dict[str, Any]:
         )
     if content.get("sha256") != digest(content):
         _damaged(path, "it has changed since it was written")
+    if isinstance(content.get("config"), dict):
+        content["config"] = current(content["config"])
     return content
+
+
+RENAMED = {"fedproto.judged": "evaluated_by"}  # settings of folders of before → now
+GONE = {"fd.leave_one_out": False}  # no setting any more, and the value that all runs now have
+
+
+def current(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run's files, which an earlier version may have written, by today's names."""
+    found: dict[str, Any] = {}
+    for name, value in stored.items():
+        if isinstance(value, Mapping):
+            full = {f"{name}.{own}": (own, one) for own, one in value.items()}
+            kept = [(RENAMED.get(n, o), v) for n, (o, v) in full.items() if GONE.get(n, ...) != v]
+            value = dict(kept)
+        found[name] = value
+    return found
 
 
 def _records(path: Path, lines: Sequence[bytes], num_clients: int) -> list[Record]:
@@ -213,7 +232,8 @@ def _records(path: Path, lines: Sequence[bytes], num_clients: int) -> list[Recor
     for number, line in enumerate(lines, 1):
         try:
             record = Record.from_dict(_json(path, line, f"line {number}: "))
-            if record.round != number or not set(record.participants) <= set(range(num_clients)):
+            drawn = {*record.participants, *record.dropped}
+            if record.round != number or not drawn <= set(range(num_clients)):
                 raise ValueError("round or participants are not as a run writes them")
         except ValueError as error:
             _damaged(path, f"line {number}: {error}")
@@ -232,7 +252,7 @@ NOT_IN_RESULTS = (
 (Devices, layout, clients per step and kernels within float tolerance; see `docs/determinism.md`.)
 """
 
-# Settings that matter only where another one has this value; those of a method matter only to it.
+# Settings that matter only if another one has this value; a method's settings matter only to it.
 MATTERS_IF = {
     "gamma": ("partition", "dirichlet"),
     "min_samples": ("partition", "dirichlet"),
@@ -243,7 +263,7 @@ MATTERS_IF = {
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings on one level, `pfedafm.mix_fixed`; tuples as lists, as JSON has them."""
+    """Nested settings made flat, `pfedafm.mix_fixed`; tuples become lists, as in JSON."""
     found = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -253,7 +273,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _has(run: Run, name: str) -> bool:
+def matters(run: Run, name: str) -> bool:
     """Whether a setting matters to a run."""
     method, dot, _ = name.partition(".")
     other, value = MATTERS_IF.get(name, ("method", method if dot else run.config["method"]))
@@ -261,18 +281,18 @@ def _has(run: Run, name: str) -> bool:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """Settings with several values among the runs that they matter to."""
+    """Settings with different values among the runs that they matter to."""
     names = dict.fromkeys(name for run in runs for name in run.settings)
     return [
         name
         for name in names
         if name not in NOT_IN_RESULTS
-        and len({json.dumps(run.settings[name]) for run in runs if _has(run, name)}) > 1
+        and len({json.dumps(run.settings[name]) for run in runs if matters(run, name)}) > 1
     ]
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """For each run what makes it different from the others; its name where that is nothing."""
+    """For each run the settings in which it differs from the others; its name if there are none."""
     names = differing(runs)
     found = [_label(run, names) or run.name for run in runs]
     return [
@@ -284,7 +304,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
 def _label(run: Run, names: Sequence[str]) -> str:
     """These settings of a run in words: `pFedAFM, gamma 0.1, seed 1`."""
     found = []
-    for name in (name for name in names if _has(run, name)):
+    for name in (name for name in names if matters(run, name)):
         value, words = run.settings[name], name.rpartition(".")[2].replace("_", " ")
         if name == "method":
             words = run.title
@@ -299,7 +319,7 @@ def _label(run: Run, names: Sequence[str]) -> str:
 
 
 def grouped(runs: Sequence[Run], names: Sequence[str]) -> dict[str, list[Run]]:
-    """Runs that agree in these settings together, by a label."""
+    """Runs grouped by these settings: label → runs."""
     settings = list(dict.fromkeys(name for run in runs for name in run.settings))
     for name in names:
         if name not in settings:

@@ -1,9 +1,13 @@
-"""One run with its folder, round by round: resumed, recorded, observed, saved, drawn."""
+"""A run with its folder, round by round: resume, record, observe, save, plot; or several runs whose
+rounds share one program."""
 
 import contextlib
+import copy
 import hashlib
 import signal
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import numpy as np
 
 from pfedafm_jax import plots
 from pfedafm_jax.checkpoint import Checkpoints
+from pfedafm_jax.engine import Together, can_go_together, together
 from pfedafm_jax.errors import START_OVER, Interrupted, PfedafmError, storage_error
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.observers import Observer, latest, observations
@@ -34,21 +39,22 @@ def steps(
     signals: Signals | None = None,
     log: Log = lambda line: None,
 ) -> Steps:
-    """A run as a generator: it asks for a round, and is sent what came of it, or None to run it.
+    """A run as a generator: before each round it yields, and is sent the round's result, or None to
+    run the round itself.
 
     Args:
-        experiment: with no round done yet.
+        experiment: before its first round.
         task: as `look` returned it.
-        bar: is shown every round.
-        plan: a name, to show the plan first.
-        command: noted in the run's files as what started it.
-        observers: told of every round of a run that has a folder, see `observers.py`.
-        signals: waited for at the end of each round, as the commands have it; otherwise Ctrl-C ends
-            the call at once.
-        log: told of single lines, such as a damaged checkpoint.
+        bar: shows every round.
+        plan: prints the plan first, under this name.
+        command: recorded in the run's files as what started it.
+        observers: called after every round of a run that has a folder, see `observers.py`.
+        signals: checked at the end of each round, so that a signal saves first; without it Ctrl-C
+            ends the call at once.
+        log: called with single lines, such as a damaged checkpoint.
 
     Returns:
-        Its pictures.
+        Its plots.
     """
     bar, signals = bar or Progress(0, hidden=True), signals or Signals()
     place, processes = task.folder, experiment.programs.processes
@@ -77,7 +83,7 @@ def steps(
             for observer in observers:
                 closing.callback(observer.close)
                 observer.start(place, experiment.config.as_dict(), past)
-            processes.any(False)  # nobody starts before the folder is as it should be
+            processes.any(False)  # a barrier: no process starts before the folder is ready
             with signals.saved_at_the_end_of_a_round():
                 while experiment.round < experiment.config.rounds:
                     record = experiment.run_round(done=(yield))
@@ -106,8 +112,69 @@ def steps(
         return plots.draw_all(experiment.result(), counts, place, log)
 
 
+def drive(
+    experiments: Sequence[Experiment],
+    tasks: Sequence[Task],
+    bar: Progress | None = None,
+    *,
+    observers: Sequence[Observer] = (),
+    **options: Any,
+) -> list[list[Path]]:
+    """Trains runs to their ends, from their last checkpoints if they have any.
+
+    Args:
+        experiments: before their first round; several share one program, round by round.
+        tasks: as `look` returned them.
+        bar: shows every round of the first.
+        observers: those of the first run; the other runs get copies.
+        options: see `steps`.
+
+    Returns:
+        The plots of each.
+    """
+    if len(experiments) > 1:
+        if why := can_go_together([one.programs for one in experiments]):
+            raise PfedafmError(f"--together: {why}")
+        for one in experiments:
+            one.programs = replace(one.programs, stages=together.OWN)
+    runs: list[Steps] = []
+    for one, task in zip(experiments, tasks, strict=True):
+        own = [copy.copy(observer) for observer in observers] if runs else observers
+        runs.append(steps(one, task, None if runs else bar, observers=own, **options))
+    pictures: dict[int, list[Path]] = {}
+    active, done, stopped = list(range(len(runs))), {}, None
+    group: tuple[list[int], Together] | None = None
+    with contextlib.ExitStack() as closing:
+        for one in runs:
+            closing.callback(one.close)
+        while active:
+            for index in list(active):
+                try:
+                    runs[index].send(done.get(index))
+                except StopIteration as end:
+                    pictures[index] = end.value
+                    active.remove(index)
+                except Interrupted as error:  # let the others save, too
+                    stopped = error
+            if stopped:
+                raise stopped
+            if len(runs) == 1 or not active:
+                continue
+            start, under_way = time.perf_counter(), [experiments[index] for index in active]
+            if group is None or group[0] != active:
+                group = list(active), Together([one.programs for one in under_way])
+                for one in under_way:
+                    one.compile_seconds += (time.perf_counter() - start) / len(active)
+                start = time.perf_counter()
+            states, numbers = zip(*((one.state, one.round + 1) for one in under_way), strict=True)
+            results = group[1].run_round(states, numbers)
+            seconds = (time.perf_counter() - start) / len(active)
+            done = {i: (*one, seconds) for i, one in zip(active, results, strict=True)}
+    return [pictures[index] for index in range(len(runs))]
+
+
 def _save_or_stop(experiment: Experiment, checkpoints: Checkpoints, signals: Signals) -> None:
-    """After a round: saves it where one is due, and raises `Interrupted` where a signal came."""
+    """After a round: saves if a checkpoint is due, and raises `Interrupted` if a signal arrived."""
     config, processes, number = experiment.config, experiment.programs.processes, experiment.round
     stopped = signals.received is not None
     if processes.count > 1:  # a signal to one process is meant for all
@@ -128,23 +195,16 @@ def _save_or_stop(experiment: Experiment, checkpoints: Checkpoints, signals: Sig
 
 
 def _agree(experiment: Experiment, mine: Mapping[str, Any], fresh: bool) -> None:
-    """Raises where the processes of a run would not do the same."""
-    own = {
-        "devices",
-        "layout",
-        "clients_per_step",
-        "backend",
-        "kernels",
-        "store",
-    }  # each process's own business
-    values = {name: value for name, value in mine["config"].items() if name not in own}
+    """Raises if the processes of a run differ in settings or data."""
+    own = "devices layout clients_per_step backend kernels store"  # may differ between processes
+    values = {name: value for name, value in mine["config"].items() if name not in own.split()}
     values["its settings"] = values.pop(experiment.config.method)
     values |= {"data": mine["data"], "split": mine["split"], "fresh": fresh}
     experiment.programs.processes.agree(values)
 
 
 def identity(experiment: Experiment) -> dict[str, Any]:
-    """What a checkpoint must have in common with a run that is resumed from it."""
+    """What must be equal between a checkpoint and the run that resumes from it."""
     digest, partition = hashlib.sha256(), experiment.partition
     for rows in (*partition.train, *partition.test, *partition.validation):
         digest.update(f"{len(rows)} ".encode())
@@ -154,7 +214,7 @@ def identity(experiment: Experiment) -> dict[str, Any]:
 
 
 def resume(experiment: Experiment, checkpoints: Checkpoints) -> bool:
-    """Puts a new experiment where its newest good checkpoint was; False: there is none."""
+    """Restores an experiment from its newest valid checkpoint; False if there is none."""
     mine, processes = checkpoints.identity, experiment.programs.processes
     for manifest in checkpoints.manifests().values():
         other = [what for what in ("data", "split") if manifest[what] != mine[what]]
@@ -162,8 +222,8 @@ def resume(experiment: Experiment, checkpoints: Checkpoints) -> bool:
         refuse_others(checkpoints.folder, words)
     saved = checkpoints.load(experiment.state)
     if processes.count > 1:
-        processes.any(False)  # all have read what they need
-        checkpoints.clean()  # half-written folders: one of them could be taken for a new one
+        processes.any(False)  # a barrier: all have read what they need
+        checkpoints.clean()  # partial folders: one could be mistaken for a new one
     if saved is None:
         return False
     experiment.state = saved.state
@@ -172,7 +232,7 @@ def resume(experiment: Experiment, checkpoints: Checkpoints) -> bool:
 
 
 def load(experiment: Experiment, task: Task, log: Log) -> None:
-    """Puts an experiment where a finished run left it: records, clients and server."""
+    """Restores an experiment from a finished run: records, clients and server."""
     place, processes = task.folder or Path(), experiment.programs.processes
     checkpoints = Checkpoints(checkpoint_folder(place), identity(experiment), log, processes)
     with contextlib.closing(checkpoints):

@@ -1,15 +1,10 @@
-"""Runs with their folders: resumed, recorded, observed, saved, drawn.
+"""Runs with their folders: `run` one, `compare` methods side by side, `run_all` for the commands.
 
-`run` is the call from Python for one run, `compare.py` has that for methods side by side. All of
-them, and the commands, go through `run_all`: what `look` says of each run, then `train` for those
-that are not done.
+`look` says what exists of each run, and `rounds.drive` trains those that are not finished.
 """
 
-import contextlib
-import copy
 import gc
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,19 +13,24 @@ from typing import Any
 
 import jax
 
+from pfedafm_jax import plots
 from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition
-from pfedafm_jax.engine import Together, can_go_together, setup_devices, together
-from pfedafm_jax.errors import START_OVER, Interrupted, PfedafmError
+from pfedafm_jax.engine import setup_devices
+from pfedafm_jax.errors import START_OVER, Interrupted
 from pfedafm_jax.experiment import Experiment, load_data, split
-from pfedafm_jax.methods import find_method
-from pfedafm_jax.observers import Observer, replay
-from pfedafm_jax.progress import Progress, bold, console, print_summary
+from pfedafm_jax.files import write_atomically
+from pfedafm_jax.methods import chosen_methods, find_method, method_names
+from pfedafm_jax.observers import Observer
+from pfedafm_jax.progress import Progress, bold, console, print_summary, print_table
+from pfedafm_jax.records import check_writable
 from pfedafm_jax.results import Run, read_run
-from pfedafm_jax.rounds import Log, Steps, load, steps
+from pfedafm_jax.rounds import Log, drive, load
+from pfedafm_jax.settings import bad
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.standing import Task, checkpoint_folder, look
+from pfedafm_jax.tables import COLUMNS, cells, markdown, over_seeds, table
 
 
 def run(
@@ -47,16 +47,16 @@ def run(
     observers: Sequence[Observer] = (),
     signals: Signals | None = None,
 ) -> Experiment:
-    """A run from its first round to its last; returns the experiment with all that came out.
+    """Runs all rounds; returns the experiment with its records and weights.
 
     Args:
         config: the settings.
         dataset: the images; by default those that the settings name.
-        partition: who has which of them; by default as the settings say.
+        partition: the clients' shares of them; by default as the settings say.
         run_dir: a folder for the run's files and checkpoints. The same call again then resumes
             where the last one stopped, and loads a finished run. Without it everything stays in
             memory.
-        data_dir: where to find CIFAR, if not downloaded.
+        data_dir: the folder of CIFAR, instead of downloading it.
         fresh: start over even if there is a run in `run_dir`.
         progress: show the plan, a progress bar and the result.
         name: a name for the plan.
@@ -68,15 +68,8 @@ def run(
     experiment = Experiment(config, dataset, partition, data_dir=data_dir, log=log)
     if task.state == "done":
         load(experiment, task, log)
-    run_all(
-        [task],
-        experiment=experiment,
-        progress=progress,
-        name=name,
-        command=command,
-        observers=observers,
-        signals=signals,
-    )
+    options = {"command": command, "observers": observers, "signals": signals}
+    run_all([task], experiment=experiment, progress=progress, name=name, **options)
     return experiment
 
 
@@ -92,76 +85,70 @@ def run_all(
     together: bool = False,
     progress: bool = True,
     name: str = "",
-    command: str = "",
-    observers: Sequence[Observer] = (),
     signals: Signals | None = None,
+    **options: Any,
 ) -> list[Run]:
-    """Many runs one after another, those that are done left alone; what came out, in their order.
+    """Runs several tasks in sequence and skips finished ones; returns all results, in their order.
 
-    Datasets are loaded and split before the first run starts, so that what cannot work fails at
-    once.
+    Datasets are loaded and split before the first run starts, so that errors show early.
 
     Args:
         tasks: as `look` returned them.
-        dataset, partition: the same for all; by default as each one's settings say.
+        dataset, partition: shared by all; by default as each run's settings say.
         split_of: makes the partition of a run.
-        experiment: that of the only run, where it has been made already.
-        data_dir: where to find CIFAR, if not downloaded.
-        drop_checkpoints: remove those of a run when it is finished.
-        together: runs of one method, which then may differ in numbers only, are one program.
-        progress: show a progress bar; of a single run also its plan and its result.
+        experiment: that of the only task, if it exists already.
+        data_dir: the folder of CIFAR, instead of downloading it.
+        drop_checkpoints: delete a run's checkpoints when it is finished.
+        together: train the runs of each method in one program; they may differ only in numbers.
+        progress: show a progress bar; for a single run also its plan and result.
         name: a name for the plan.
-        command, observers, signals: see `rounds.steps`.
+        signals, options: see `rounds.steps`.
     """
     if not tasks:
         return []
-    pending = [task for task in tasks if task.state != "done"]
     log, shown, alone = logger(progress), progress and not console.quiet, len(tasks) == 1
     start_devices(tasks[0].config)
+    pending = [place for place, task in enumerate(tasks) if task.state != "done"]
     data: dict[tuple[object, ...], Dataset] = {}
-    shares: list[tuple[Dataset, Partition]] = []
-    for config in () if experiment else (task.config for task in pending):
+    shares: dict[int, tuple[Dataset, Partition]] = {}
+    for place in () if experiment else pending:
+        config = tasks[place].config
         key: tuple[object, ...] = (config.dataset, config.image_size)
         if config.dataset == "synthetic":
             key = (config.synthetic_classes, config.synthetic_samples, config.seed)
         if dataset is None and key not in data:
             data[key] = load_data(config, data_dir, log)
         images = data[key] if dataset is None else dataset
-        shares.append((images, split_of(config, images) if partition is None else partition))
+        shares[place] = images, split_of(config, images) if partition is None else partition
+    groups: dict[Any, list[int]] = {}  # runs that train at the same time
+    for place, task in enumerate(tasks):
+        at_once = together and task.state != "done"
+        groups.setdefault(task.config.method if at_once else place, []).append(place)
     runs: dict[int, Run] = {}
     pictures: list[Path] = []
     with Progress(sum(one.config.rounds for one in tasks), hidden=not shown) as bar:
-        for group in _groups(tasks, together):
-            task = tasks[group[0]]
-            title = find_method(task.config.method).title
+        for group in groups.values():
+            own, task = [tasks[place] for place in group], tasks[group[0]]
+            rounds, title = task.config.rounds, find_method(task.config.method).title
             if task.run and task.state == "done":
-                bar.next_run(title, task.config.rounds, done=True)
-                replay(task.run, observers)
+                bar.next_run(title, rounds, done=True)
                 runs[group[0]] = task.run
                 pictures = sorted(task.folder.glob("*.png")) if task.folder else []
                 if shown and alone:
                     console.print(bold(task.folder), f"is finished already; {START_OVER}")
                 continue
-            own = [tasks[index] for index in group]
-            given = [(None, None) if experiment else shares[pending.index(one)] for one in own]
+            where = f", {task.folder.parent.name}/{task.folder.name}" if task.folder else ""
+            words = f"run {pending.index(group[0]) + 1} of {len(pending)}: {title}{where}"
+            if len(own) > 1:
+                words = f"{len(own)} of {len(pending)} runs together: {title}"
             if not alone:
-                bar.next_run(_heading(own, pending, title), task.config.rounds)
-            current = [
-                experiment or Experiment(one.config, *share)
-                for one, share in zip(own, given, strict=True)
-            ]
-            pictures = train(
-                current,
-                own,
-                bar,
-                plan=name if alone and shown else None,
-                command=command,
-                observers=observers,
-                signals=signals,
-                log=log,
-            )[0]
-            for index, one in zip(group, own, strict=True):
-                runs[index] = _result(current.pop(0), one.folder, drop_checkpoints)
+                bar.next_run(words, rounds)
+            made = [experiment or Experiment(tasks[one].config, *shares[one]) for one in group]
+            plan = name if alone and shown else None
+            more = {"plan": plan, "log": log, "signals": signals, **options}
+            pictures = drive(made, own, bar, **more)[0]
+            for place, one in zip(group, own, strict=True):
+                runs[place] = _result(made.pop(0), one.folder, drop_checkpoints)
             for one in own[1:]:
                 bar.next_run(title, one.config.rounds, done=True)
             gc.collect()
@@ -170,11 +157,11 @@ def run_all(
                 raise Interrupted(message, signals.received)
     if shown and alone:
         print_summary(runs[0].summary, pictures)
-    return [runs[index] for index in range(len(tasks))]
+    return [runs[place] for place in range(len(tasks))]
 
 
 def _result(experiment: Experiment, place: Path | None, drop_checkpoints: bool) -> Run:
-    """What came out of a run, as its folder has it."""
+    """The result of a run, as read from its folder if it has one."""
     if not place or not experiment.programs.processes.first:
         return experiment.result()
     if drop_checkpoints:
@@ -182,98 +169,76 @@ def _result(experiment: Experiment, place: Path | None, drop_checkpoints: bool) 
     return read_run(place)
 
 
-def _groups(tasks: Sequence[Task], together: bool) -> list[list[int]]:
-    """Which runs are trained at the same time: those of one method, or each by itself."""
-    if not together:
-        return [[index] for index in range(len(tasks))]
-    groups: dict[Any, list[int]] = {}
-    for index, task in enumerate(tasks):
-        groups.setdefault(index if task.state == "done" else task.config.method, []).append(index)
-    return list(groups.values())
-
-
-def _heading(own: Sequence[Task], pending: Sequence[Task], title: str) -> str:
-    """What the bar says of the runs that come next."""
-    if len(own) > 1:
-        return f"{len(own)} of {len(pending)} runs together: {title}"
-    place = own[0].folder
-    where = f", {place.parent.name}/{place.name}" if place else ""
-    return f"run {pending.index(own[0]) + 1} of {len(pending)}: {title}{where}"
-
-
-def train(
-    experiments: Sequence[Experiment],
-    tasks: Sequence[Task],
-    bar: Progress | None = None,
+def compare(
+    config: Config,
+    methods: str | Sequence[str] = "all",
+    seeds: Sequence[int] | None = None,
+    *,
+    run_dir: str | Path | None = None,
+    fresh: bool = False,
+    together: bool = False,
+    progress: bool = True,
+    name: str = "",
     **options: Any,
-) -> list[list[Path]]:
-    """Trains runs to their ends, from their last checkpoints where they have one.
+) -> list[Run]:
+    """Runs several methods in sequence, on the same split and with the same seeds.
 
     Args:
-        experiments: with no round done yet; several go through one program, round by round.
-        tasks: as `look` returned them.
-        bar: is shown every round of the first.
-        options: see `rounds.steps`.
+        config: the common settings; each method may have its own learning rate.
+        methods: their names, as a list or separated by commas; `all`: the paper's eight.
+        seeds: by default that of the settings; several give mean and deviation.
+        run_dir: a folder for one folder per run, and finally `compare.md`, `compare.json` and
+            `compare.png`. The same call again resumes where the last one stopped.
+        fresh: start over even if there are runs in `run_dir`.
+        together: all seeds of a method in one program, see `docs/gpu.md`.
+        progress: show a progress bar and the result.
+        name: the title of the plot.
+        options: `dataset` and `partition`, shared by all, and other arguments of `run_all`.
 
-    Returns:
-        The pictures of each.
+    `tables.table`, `tables.over_seeds` and `plots.compare_runs` show the result.
     """
-    if len(experiments) > 1:
-        why = can_go_together([one.programs for one in experiments])
-        if why:
-            raise PfedafmError(f"--together: {why}")
-        for one in experiments:
-            one.programs = replace(one.programs, stages=together.OWN)
-    watching = options.pop("observers", ())
-    runs = []
-    for one, task in zip(experiments, tasks, strict=True):
-        # Every run has observers of its own.
-        own = [copy.copy(observer) for observer in watching] if runs else watching
-        runs.append(steps(one, task, None if runs else bar, observers=own, **options))
-    return _drive(experiments, runs)
-
-
-def _drive(experiments: Sequence[Experiment], runs: Sequence[Steps]) -> list[list[Path]]:
-    """Runs side by side to their ends, rounds of those under way together in one program."""
-    pictures: dict[int, list[Path]] = {}
-    active, done, stopped = list(range(len(runs))), {}, None
-    group: tuple[list[int], Together] | None = None
-    with contextlib.ExitStack() as closing:
-        for one in runs:
-            closing.callback(one.close)
-        while active:
-            for index in list(active):
-                try:
-                    runs[index].send(done.get(index))
-                except StopIteration as end:
-                    pictures[index] = end.value
-                    active.remove(index)
-                except Interrupted as error:  # the others are saved, too
-                    stopped = error
-            if stopped:
-                raise stopped
-            if len(runs) == 1 or not active:
-                continue
-            start = time.perf_counter()
-            if group is None or group[0] != active:
-                group = list(active), Together([experiments[index].programs for index in active])
-                for index in active:
-                    spent = (time.perf_counter() - start) / len(active)
-                    experiments[index].compile_seconds += spent
-                start = time.perf_counter()
-            states = [experiments[index].state for index in active]
-            results = group[1].run_round(states, [experiments[i].round + 1 for i in active])
-            seconds = (time.perf_counter() - start) / len(active)
-            done = {i: (*one, seconds) for i, one in zip(active, results, strict=True)}
-    return [pictures[index] for index in range(len(runs))]
+    if not methods:
+        raise bad("methods", methods, f"all, or some of {', '.join(method_names())}")
+    numbers = list(dict.fromkeys([config.seed] if seeds is None else seeds))
+    if not numbers:
+        raise bad("seeds", seeds, "one or more whole numbers")
+    if together and config.layout == "auto":
+        config = replace(config, layout="lockstep")
+    start_devices(config)
+    base, log = None if run_dir is None else Path(run_dir), logger(progress)
+    if base is not None:
+        check_writable(base)
+    tasks = []
+    for seed in numbers:
+        for method in chosen_methods(methods):
+            one = replace(config, method=method, seed=seed).check(options.get("dataset"))
+            task = Task(one, base / f"{method}-seed{seed}" if base else None)
+            tasks.append(look(task, fresh=fresh, log=log))
+    runs = run_all(tasks, together=together, progress=progress, **options)
+    headings, rows = ["method", *COLUMNS.values()], cells(over_seeds(runs))
+    if progress:
+        print_table(headings, rows)
+    if base is None or jax.process_index() > 0:
+        return runs
+    write_atomically(base / "compare.md", markdown(headings, rows))
+    frame = table(runs).reset_index()
+    write_atomically(base / "compare.json", f"{frame.to_json(orient='records', indent=2)}\n")
+    try:
+        title = ", ".join(part for part in (config.dataset, name) if part)
+        plots.save(plots.compare_runs(runs, title), base / "compare.png")
+    except Exception as error:  # a warning, so that the comparison goes on
+        log(f"warning: compare.png could not be drawn ({type(error).__name__}: {error})")
+    for path in sorted(base.glob("compare.*")) if progress else ():
+        console.print(f"  {path}")
+    return runs
 
 
 def logger(progress: bool) -> Log:
-    """Where single lines go: what is fetched, and warnings."""
+    """Prints single lines, such as warnings and downloads; nothing without `progress`."""
     return console.print if progress else partial(print, file=sys.stderr, flush=True)
 
 
 def start_devices(config: Config) -> None:
-    """One device per core, unless somebody has chosen already."""
+    """Sets up one device per core, unless JAX has started already."""
     if getattr(jax.config, "jax_num_cpu_devices", -1) < 1:
         setup_devices(config.devices)

@@ -1,10 +1,10 @@
-"""What a setting is: a typed field of a frozen dataclass with default, range and meaning.
+"""Settings as typed fields of frozen dataclasses, with default, range and meaning.
 
     rounds: Count = 40
     \"\"\"Communication rounds, the paper's T.\"\"\"
 
-The type says what is accepted (ranges are `annotated_types`), the text below it is the help of the
-command line. `Config` and every method's `Settings` are read, checked and changed by what is here.
+The type says what is accepted (ranges are `annotated_types`); the text below it is the help on the
+command line. This module reads, checks and changes `Config` and every method's `Settings`.
 """
 
 import ast
@@ -27,7 +27,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.pytrees import register
 
-# Upper ends keep numbers within what 32-bit floats and the machine can hold.
+# Upper limits keep numbers within what 32-bit floats and the machine can hold.
 Rate = Annotated[float, Ge(0), Le(1e6)]
 Positive = Annotated[float, Ge(1e-30), Le(1e30)]
 Share = Annotated[float, Ge(0), Le(1)]
@@ -44,31 +44,41 @@ _LIMITS = {Ge: (" from ", ge), Gt: (" above ", gt), Le: (" to ", le), Lt: (", be
 
 @cache
 def numbers(kind: type) -> list[str]:
-    """A class's floats: settings that are numbers to tune, and data of compiled programs."""
-    # By the types alone, without `settings_of`: this is asked while programs are traced.
+    """Names of a class's float fields, which are data of compiled programs."""
+    # From the types alone, without `settings_of`: this is called while programs are traced.
     return [name for name, hint in get_type_hints(kind).items() if float in (hint, *get_args(hint))]
 
 
 @dataclass(frozen=True)
 class MethodSettings:
-    """Base of every method's `Settings`. Floats are numbers to tune; all else is structure."""
+    """Base of every method's `Settings`, a pytree: floats are leaves, the rest is static."""
 
-    method: ClassVar[str] = ""  # whose settings these are; set where the method is defined
+    method: ClassVar[str] = ""  # the method's name; set when the method is defined
 
     learning_rate: Rate | None = dataclasses.field(default=None, kw_only=True)
-    """Learning rate of the networks with this method; none: that of the run."""
+    """Learning rate of the networks for this method; none: the run's."""
+
+    @property
+    def length_matters(self) -> bool:
+        """Whether the rounds of a run would be others if it had more of them."""
+        return False
+
+    @property
+    def chained(self) -> list[str]:
+        """Settings given that make a client depend on the one before it."""
+        return []
 
     def __init_subclass__(cls):
         register(cls, numbers)
 
 
 def bad(setting: str, value: Any, accepted: str) -> PfedafmError:
-    """The error for a setting: which one, what it was, what is accepted."""
+    """The error for a bad setting: its name, its value, what is accepted."""
     return PfedafmError(f"{setting} = {value!r} cannot be used; accepted: {accepted}")
 
 
 def suggestion(name: object, names: Iterable[str]) -> str:
-    """` (did you mean b?)`, or nothing where no name is near.
+    """` (did you mean b?)`, or nothing if no name is similar.
 
     >>> suggestion("round", ["rounds", "seed"])
     ' (did you mean rounds?)'
@@ -85,7 +95,7 @@ def known(name: object, names: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """One field as its declaration says."""
+    """One setting, from its declaration."""
 
     name: str
     kind: type  # bool, int, float, str, or tuple of names
@@ -97,7 +107,7 @@ class Setting:
 
     @property
     def accepted(self) -> str:
-        """What may be given, in words: `a whole number from 1 to 10,000,000`."""
+        """What is accepted, in words: `a whole number from 1 to 10,000,000`."""
         if self.choices:
             return ", ".join(self.choices)
         words = _KINDS[self.kind]
@@ -106,7 +116,7 @@ class Setting:
         return words + (" or none" if self.optional else "")
 
     def check(self, value: Any, prefix: str = "") -> None:
-        """Raises where a value is of another type, out of range or none of the choices."""
+        """Raises if a value has the wrong type, is out of range or not one of the choices."""
         if not (value is None and self.optional) and not self._fits(value):
             near = suggestion(value, self.choices) if isinstance(value, str) else ""
             raise bad(prefix + self.name, value, self.accepted + near)
@@ -135,8 +145,8 @@ class Setting:
 
 @cache
 def settings_of(kind: type) -> dict[str, Setting]:
-    """The settings of a class, by name, in the order of its fields; raises `TypeError` on a type
-    that cannot be one."""
+    """The settings of a class by name, in the order of its fields; raises `TypeError` for a type
+    that a setting cannot have."""
     hints, texts, found = get_type_hints(kind, include_extras=True), _texts(kind), {}
     for field in dataclasses.fields(kind):
         name, hint, limits = field.name, hints[field.name], ()
@@ -157,7 +167,7 @@ def settings_of(kind: type) -> dict[str, Setting]:
 
 
 def _texts(kind: type) -> dict[str, str]:
-    """The text below each field, of the class and of those it derives from."""
+    """The text below each field, of the class and its bases."""
     found: dict[str, str] = {}
     for owner in reversed(kind.__mro__[:-1]):
         try:
@@ -173,13 +183,13 @@ def _texts(kind: type) -> dict[str, str]:
 
 
 def check_settings(settings: Any, prefix: str = "") -> None:
-    """Raises `PfedafmError` on the first setting that is not of its type or out of its range."""
+    """Raises `PfedafmError` for the first setting with a wrong type or out of range."""
     for name, setting in settings_of(type(settings)).items():
         setting.check(getattr(settings, name), prefix)
 
 
 def changed(settings: Kind, values: Mapping[str, Any], prefix: str = "") -> Kind:
-    """`settings` with some changed; lists, as files have them, become tuples. Checks names only."""
+    """`settings` with some changed; lists, as in files, become tuples. Checks names only."""
     names = list(settings_of(type(settings)))
     for name in values:
         if name not in names:

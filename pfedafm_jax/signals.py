@@ -1,5 +1,4 @@
-"""Ctrl-C, SIGTERM, SIGHUP: the round under way is finished and saved; a second one leaves at
-once."""
+"""Ctrl-C, SIGTERM, SIGHUP: the first lets the round finish and save, the second exits at once."""
 
 import contextlib
 import ctypes
@@ -17,15 +16,15 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.S
     NAMES[signal.SIGHUP] = "SIGHUP"
 
 
-_handlers: list[Any] = []  # C knows them by their address only
+_handlers: list[Any] = []  # keeps them alive: C has only their addresses
 
 
 class Signals:
-    """Within `with`, the first signal is noted in `received` while there is something to save, else
-    it ends the process; the second ends it in any case.
+    """A context in which the first signal, inside `saved_at_the_end_of_a_round`, only sets
+    `received`; the second, or the first elsewhere, ends the process.
 
-    Python runs a signal's handler only between two of its own steps, and a round is one long step.
-    So a thread of its own reads what arrives.
+    Python runs signal handlers only between bytecodes of the main thread, which a round blocks for
+    long. So a separate thread reads the signals.
     """
 
     def __init__(self) -> None:
@@ -35,7 +34,7 @@ class Signals:
 
     def __enter__(self) -> "Signals":
         if threading.current_thread() is not threading.main_thread():
-            return self  # signals are the main thread's business
+            return self  # only the main thread can set handlers
         read, write = os.pipe()
         os.set_blocking(write, False)
         threading.Thread(target=self._listen, args=(read,), daemon=True).start()
@@ -48,11 +47,11 @@ class Signals:
             signal.set_wakeup_fd(self._wakeup)
             for number, handler in self._before.items():
                 signal.signal(number, handler)  # type: ignore[arg-type]
-            os.close(self._write)  # which ends the thread
+            os.close(self._write)  # ends the thread
 
     @contextlib.contextmanager
     def saved_at_the_end_of_a_round(self) -> Iterator[None]:
-        """While this lasts, a first signal waits for the round to end."""
+        """Inside this context, a first signal waits for the round to end."""
         self._saving = True
         try:
             yield
@@ -75,7 +74,7 @@ class Signals:
 
 
 def explain_aborts() -> None:
-    """C++ libraries abort where memory or threads run out; we then say so, and end as ever."""
+    """Prints a message, and exits with code 1, if a C++ library aborts for lack of memory."""
     if faulthandler.is_enabled() or os.name != "posix":
         return
 
@@ -90,4 +89,4 @@ def explain_aborts() -> None:
 
 
 def _noted(number: int, frame: FrameType | None) -> None:
-    """The thread has it already."""
+    """Does nothing: the thread handles the signal."""

@@ -1,4 +1,4 @@
-"""What there is of a run, and what is left to do: asked once, before any work."""
+"""What exists of a run and what is left to do, determined once before any work."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,30 +12,29 @@ from pfedafm_jax.config import Config
 from pfedafm_jax.errors import START_OVER, PfedafmError
 from pfedafm_jax.progress import console
 from pfedafm_jax.records import RunFolder, check_writable
-from pfedafm_jax.results import NOT_IN_RESULTS, Damaged, Run, flat, read_run
+from pfedafm_jax.results import NOT_IN_RESULTS, Damaged, Run, current, flat, read_run
 from pfedafm_jax.settings import bad
 
 ELSEWHERE = f"{START_OVER}, another --run-dir leaves it as it is"
-GONE = {"fd.leave_one_out": False}  # settings of before, and the value that all runs now have
 
 
 @dataclass(frozen=True)
 class Task:
-    """A run to be done, and what `look` found of it in its folder.
+    """A run to do, and what `look` found of it in its folder.
 
-    `again`: it starts over, whatever is there. Without a folder everything stays in memory.
+    `again`: it starts over, whatever exists. Without a folder everything stays in memory.
     """
 
     config: Config
     folder: Path | None = None
     state: Literal["new", "started", "done", "again"] = "new"
     rounds_done: int = 0
-    run: Run | None = None  # what can be read there
+    run: Run | None = None  # what was read from its folder
 
 
 def checkpoint_folder(run_dir: str | Path) -> Path:
-    """Where a run's checkpoints are: `checkpoints/NAME` for `runs/NAME` where there is such a
-    folder beside `runs`, as in this repository; else `checkpoints` in the run's own folder."""
+    """The folder of a run's checkpoints: `checkpoints/NAME` for `runs/NAME` if there is a folder
+    `checkpoints` next to `runs`, as in this repository; else `checkpoints` in the run's own."""
     place = Path(run_dir).absolute()
     if not (place / "checkpoints").is_dir():
         for parent in place.parents:
@@ -51,21 +50,21 @@ def look(
     longer: bool = False,
     log: Callable[[str], None] = console.print,
 ) -> Task:
-    """The task with what is there of it; raises before any work where its folder cannot be used.
+    """The task, completed by what exists of it; raises early if its folder cannot be used.
 
     Args:
         task: the run and its folder.
-        fresh: start over, whatever is there.
-        longer: a run that was started with more rounds than asked counts as this one, and one that
-            cannot be made longer starts over; otherwise both are refused.
-        log: told of damaged files that a checkpoint makes up for.
+        fresh: start over, whatever exists.
+        longer: accept a run that was started with more rounds, and start over one that cannot be
+            extended; otherwise both are refused.
+        log: called for damaged files that a checkpoint can replace.
     """
     if task.folder is None:
         return task
     place, config = task.folder, task.config
     saved = {} if fresh else Checkpoints(checkpoint_folder(place)).manifests()
     run = None if fresh else _read(place, bool(saved), log)
-    stored = ([run.config] if run else []) + [manifest["config"] for manifest in saved.values()]
+    stored = ([run.config] if run else []) + [current(one["config"]) for one in saved.values()]
     started = stored[0]["rounds"] if stored else 0
     for settings in stored:
         same = replace(config, rounds=started) if longer else config
@@ -91,12 +90,12 @@ def look(
 
 
 def _read(place: Path, saved: bool, log: Callable[[str], None]) -> Run | None:
-    """The run in a folder; None: there is none, or a damaged one that checkpoints make up for."""
+    """The run in a folder; None if there is none, or if checkpoints replace its damaged files."""
     if not (place / "config.json").exists():
         return None
     try:
         run = read_run(place)
-        _ = run.finished and (run.clients, run.partition)  # both are checked when they are read
+        _ = run.finished and (run.clients, run.partition)  # reading checks both
         return run
     except Damaged as error:
         if not saved:
@@ -106,12 +105,12 @@ def _read(place: Path, saved: bool, log: Callable[[str], None]) -> Run | None:
 
 
 def differences(stored: Mapping[str, Any], config: Config) -> list[str]:
-    """Settings that make another run of a stored one, `setting: stored → asked`; []: it is this."""
-    usual = flat(Config(method=config.method).as_dict())  # of settings that came later
-    before, after = GONE | usual | flat(stored), GONE | flat(config.as_dict())
+    """Settings in which a stored run differs, `setting: stored → asked`; empty: it is the same."""
+    usual = flat(Config(method=config.method).as_dict())  # defaults, for settings added since
+    before, after = usual | flat(stored), flat(config.as_dict())
     free = set(NOT_IN_RESULTS)
-    if config.method == "fedkd" and config.fedkd.coding != "none":
-        free.discard("rounds")  # how much its coding keeps rises until the last round
+    if getattr(config, config.method).length_matters:
+        free.discard("rounds")
     found = []
     for name in dict.fromkeys([*after, *before]):
         of_another_method = "." in name and not name.startswith(f"{config.method}.")
@@ -123,7 +122,7 @@ def differences(stored: Mapping[str, Any], config: Config) -> list[str]:
 
 
 def refuse_others(place: str | Path, found: Sequence[str]) -> None:
-    """Raises where a folder holds a run that differs in `found`."""
+    """Raises if a folder holds a run with these differences."""
     if found:
         lines = "\n  ".join(["holds a run with other settings:", *found])
         raise PfedafmError(f"{place} {lines}\n{ELSEWHERE}")

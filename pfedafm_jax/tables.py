@@ -1,4 +1,4 @@
-"""Tables of runs: one row a run, or mean and deviation over seeds, and numbers for people."""
+"""Tables of runs: one row per run, or mean and deviation over seeds; formatted numbers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,12 +18,12 @@ COLUMNS = {
     "flops_per_client_round": "FLOPs",
     "seconds": "seconds",
 }
-"""Columns of a comparison: name in `summary.json` → heading. Accuracies and spread are shares;
+"""Columns of a comparison: name in `summary.json` → heading. Accuracies and spread are fractions;
 floats and FLOPs are per client and round."""
 
 
 def table(runs: Sequence[Run]) -> pd.DataFrame:
-    """One row a run, by its label: settings that differ, `finished`, the numbers of the summary."""
+    """One row per run, by its label: settings that differ, `finished`, the summary's numbers."""
     names = [name for name in differing(runs) if name not in ("method", "dataset")]
     rows = [
         {name: run.settings.get(name) for name in names}
@@ -35,10 +35,10 @@ def table(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def over_seeds(runs: Sequence[Run], by: Sequence[str] = ("method",)) -> pd.DataFrame:
-    """Mean and deviation over the runs that agree in `by`, one row a group.
+    """Mean and deviation over the runs that agree in `by`, one row per group.
 
     Columns are pairs: `("best_mean_accuracy", "mean")` and `(…, "deviation")` (NaN for one run) for
-    all of `COLUMNS`, `("runs", "count")`, and `("diverged", "round")`, the first not finite.
+    all of `COLUMNS`, `("runs", "count")`, and `("diverged", "round")`, the first with NaN.
     """
     sets, names = grouped(runs, by), [*COLUMNS, "diverged_at_round"]
     rows = [
@@ -55,14 +55,14 @@ def over_seeds(runs: Sequence[Run], by: Sequence[str] = ("method",)) -> pd.DataF
 
 
 def mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Over seeds; the deviation of one value, and the mean of none, are None."""
+    """Mean and deviation over seeds; the deviation of one value, and the mean of none, is None."""
     known = [value for value in values if value is not None]
     deviation = float(np.std(known, ddof=1)) if len(known) > 1 else None
     return (float(np.mean(known)) if known else None), deviation
 
 
 def cells(frame: pd.DataFrame) -> list[list[str]]:
-    """What `over_seeds` gives, for people: accuracies in percent, floats and FLOPs with a unit."""
+    """Formats `over_seeds` for printing: accuracies in percent, floats and FLOPs with a unit."""
 
     def cell(name: str, value: float, deviation: float) -> str:
         if name.endswith(("accuracy", "over_clients")):
@@ -79,7 +79,7 @@ def cells(frame: pd.DataFrame) -> list[list[str]]:
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, numbers to the right.
+    """A Markdown table, with numbers right-aligned.
 
     >>> print(markdown(["method", "best"], [["FD", "91.68"]]), end="")
     | method | best |
@@ -92,7 +92,7 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def percent(value: float | None, deviation: float | None = None) -> str:
-    """A share as a number of percent; None and NaN are nothing.
+    """A fraction in percent; a dash for None and NaN.
 
     >>> percent(0.9168), percent(0.9168, 0.0041), percent(None)
     ('91.68', '91.68 ± 0.41', '–')

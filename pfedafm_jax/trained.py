@@ -1,8 +1,8 @@
-"""What was trained, in use: clients of a run predict, are exported, and newcomers join.
+"""Trained clients in use: they predict, are exported, and newcomers join.
 
-`load_run(folder)` opens a run as its last checkpoint left it, without its dataset;
-`run.client(k)` is one of its clients, `run.join(images, labels)` one that was never there. Both can
-be written by `export.py`, and `load_client` there reads them back.
+`load_run(folder)` opens a run at its last checkpoint, without its dataset;
+`run.client(k)` is one of its clients, `run.join(images, labels)` trains a new one. `export.py`
+writes both, and `load_client` there reads them back.
 """
 
 import sys
@@ -22,6 +22,7 @@ from pfedafm_jax.checkpoint_files import fitted, name_of, read_clients, read_tre
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data.augment import normalise
 from pfedafm_jax.data.pictures import Pictures, read_pictures
+from pfedafm_jax.data.values import standardised
 from pfedafm_jax.engine.compile import init_server
 from pfedafm_jax.engine.devices import matmul_precision
 from pfedafm_jax.engine.state import SERVER_KEY, client_start
@@ -32,12 +33,13 @@ from pfedafm_jax.models import Architecture, describe
 from pfedafm_jax.results import Run, read_run
 from pfedafm_jax.settings import bad
 from pfedafm_jax.standing import checkpoint_folder
+from pfedafm_jax.statistics import predict
 from pfedafm_jax.training import EVALUATION_BATCH
 
 if TYPE_CHECKING:
     from pfedafm_jax.newcomer import Newcomer
 
-BLOCKS = 16  # batches that are classified in one call
+BLOCKS = 16  # batches per call
 CARD_FORMAT = 1
 
 
@@ -46,9 +48,9 @@ class TrainedClient:
     """One client's model, ready to classify.
 
     Attributes:
-        architecture: of its own network.
-        params: what the client keeps between its visits.
-        server: what the server sent it last; methods that share something predict with both.
+        architecture: that of its own network.
+        params: what the client keeps between visits.
+        server: the last broadcast; methods that share something predict with both.
         card: where it comes from, as JSON: method, settings, data, round, accuracies.
     """
 
@@ -64,30 +66,35 @@ class TrainedClient:
         return self.card["data"]["classes"]
 
     def pictures(self, images: Pictures) -> tuple[np.ndarray, list[str]]:
-        """Images as the model takes them, and their names; see `data.pictures`."""
+        """Images as the model expects them, and their names; see `data.pictures`."""
         resize = bool(self.card["config"].get("image_size"))
-        return read_pictures(images, self.architecture.image_shape, resize)
+        return read_pictures(images, self.architecture.stored(1), resize)
 
     def predict(self, images: Pictures) -> dict[str, np.ndarray]:
         """Class scores (logits).
 
         Args:
-            images: uint8 `[num, height, width, channels]`, a `.npy` or `.npz` file, image files or
-                a folder of them; normalised here as in training.
+            images: uint8 `[num, height, width, channels]`, or features or token ids where the model
+                was trained on such; a `.npy` or `.npz` file, image files or a folder of them. They
+                are normalised here as in training.
 
         Returns:
-            By name of the prediction, the method's own first (pFedAFM: mixed, small, large),
-            float32 `[num, classes]`.
+            float32 `[num, classes]` by name of the prediction, the method's main one first
+            (pFedAFM: mixed, small, large).
         """
-        pixels, _ = self.pictures(images)
-        found = []
+        data, found = self.card["data"], []
+        pixels = standardised(self.pictures(images)[0], data["mean"], data["std"])
         for start in range(0, max(len(pixels), 1), BLOCKS * EVALUATION_BATCH):
             block = pixels[start : start + BLOCKS * EVALUATION_BATCH]
-            padded = np.zeros((BLOCKS * EVALUATION_BATCH, *block.shape[1:]), np.uint8)
+            padded = np.zeros((BLOCKS * EVALUATION_BATCH, *block.shape[1:]), block.dtype)
             padded[: len(block)] = block
             with matmul_precision("highest"):
                 out = _classify(
-                    self._numbers, self.architecture, str(kernels.form()), *self._states, padded
+                    self._numbers,
+                    self.architecture,
+                    str(kernels.implementation()),
+                    *self._states,
+                    padded,
                 )
             found.append({name: np.asarray(out[name])[: len(block)] for name in self.predictions})
         return {name: np.concatenate([one[name] for one in found]) for name in self.predictions}
@@ -97,19 +104,18 @@ class TrainedClient:
         return softmax(self.predict(images))
 
     def scores(self, images: jax.Array) -> dict[str, jax.Array]:
-        """`predict` as a function of uint8 images that can be traced."""
-        training = self.method.training
-        pixels = normalise(images, training.mean, training.std)
-        return self.method.predict(self.architecture, self.params, self.server, pixels)
+        """`predict` as a function of images (uint8, or as they were given) that can be traced."""
+        data = self.card["data"]
+        pixels = normalise(images, tuple(data["mean"]), tuple(data["std"]))
+        return predict(self.method, self.architecture, self.params, self.server, pixels)
 
     @cached_property
     def predictions(self) -> list[str]:
-        """Names of what is predicted, the method's own first."""
+        """Names of the predictions, the method's main one first."""
         names: list[str] = []
-        shape = (1, *self.architecture.image_shape)
-        # A traced dictionary comes back sorted: its own order is that of the first call.
+        # Tracing sorts a dictionary; the first call has its own order.
         jax.eval_shape(
-            lambda images: names.extend(self.scores(images)), jax.ShapeDtypeStruct(shape, np.uint8)
+            lambda images: names.extend(self.scores(images)), self.architecture.stored(1)
         )
         return names
 
@@ -122,6 +128,19 @@ class TrainedClient:
         return jax.device_put((self.params, self.server))
 
 
+def about_data(data: dict[str, Any]) -> dict[str, Any]:
+    """What `make_method` takes of the data, from what `config.json` says of them."""
+    about: dict[str, Any] = {name: tuple(data[name]) for name in ("image_shape", "mean", "std")}
+    # Runs of earlier versions have images.
+    return about | {"num_classes": len(data["classes"]), "dtype": data.get("dtype", "uint8")}
+
+
+def described(name: str, config: Config, about: dict[str, Any]) -> Architecture:
+    """The network of this name under these settings, for such data."""
+    sizes = about["num_classes"], about["image_shape"], config.feature_size
+    return describe(name, *sizes, config.initialisation, about["dtype"])
+
+
 def softmax(logits: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Probabilities from scores, by name."""
     return {name: np.asarray(jax.nn.softmax(rows, axis=-1)) for name, rows in logits.items()}
@@ -131,12 +150,12 @@ def softmax(logits: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _classify(
     method: Method, architecture: Architecture, form: str, client: Client, server: Server, images
 ):
-    """Scores of uint8 `[BLOCKS · 64, …]`, as many at a time as an evaluation takes."""
+    """Scores of `[BLOCKS · 64, …]` samples, as many at a time as an evaluation takes."""
     del form  # which kernels are traced: another one is another program
 
     def block(images: jax.Array) -> dict[str, jax.Array]:
         pixels = normalise(images, method.training.mean, method.training.std)
-        return method.predict(architecture, client, server, pixels)
+        return predict(method, architecture, client, server, pixels)
 
     found = jax.lax.map(block, images.reshape(BLOCKS, EVALUATION_BATCH, *images.shape[1:]))
     return jax.tree.map(lambda leaf: leaf.reshape(-1, leaf.shape[-1]), found)
@@ -182,7 +201,7 @@ class TrainedRun:
 
     @cached_property
     def server(self) -> Server:
-        """What the server would send next."""
+        """The next broadcast."""
         key = jax.random.fold_in(jax.random.key(self.config.seed), SERVER_KEY)
         start = jax.device_get(init_server(self.method, key))
         return fitted(start, read_tree(self._part(self.round) / "run").get("server", {}))
@@ -194,13 +213,18 @@ class TrainedRun:
         group = number % len(self.method.architectures)
         architecture = self.method.architectures[group]
         state = self._start(number, group)
+        if self.run.about.get("nodes") and jax.tree.leaves(state):
+            raise PfedafmError(
+                f"what client {number} keeps for itself is with its node (its --state), which predict "
+                "and export take as RUN; this run has what clients share"
+            )
         for part in reversed(self._manifest["parts"]):
             for found, clients, states in read_clients(self._part(part), group):
                 rows = np.flatnonzero(clients == number)
                 if found == group and len(rows):
                     row = {name: leaf[rows[0]] for name, leaf in states.items()}
                     return self._client(architecture, fitted(state, row), number)
-        return self._client(architecture, state, number)  # it never took part
+        return self._client(architecture, state, number)  # it never took part: initial weights
 
     def join(
         self,
@@ -210,8 +234,8 @@ class TrainedRun:
         visits: int = 5,
         **options: Any,
     ) -> "Newcomer":
-        """Trains a client that was never there; the run stays as it is. See `newcomer.join`."""
-        from pfedafm_jax.newcomer import join  # here, since that needs what is above
+        """Trains a new client without changing the run. See `newcomer.join`."""
+        from pfedafm_jax.newcomer import join  # here, since it imports this module
 
         return join(self, images, labels, architecture, visits, **options)
 
@@ -231,20 +255,16 @@ class TrainedRun:
         return self._checkpoints.folder / name_of(number)
 
     def architecture(self, name: str) -> Architecture:
-        """The network of this name for the run's images and classes."""
-        shape, classes = tuple(self._data["image_shape"]), len(self.classes)
-        config = self.config
-        return describe(name, classes, shape, config.feature_size, config.initialisation)
+        """The network of this name, for the run's images and classes."""
+        return described(name, self.config, about_data(self._data))
 
     def method_for(self, sizes: list[int] | None = None) -> Method:
-        """The method, for clients with these numbers of training images if they are to train."""
-        data, shape = self._data, tuple(self._data["image_shape"])
-        normalisation = tuple(data["mean"]), tuple(data["std"])
-        return make_method(self.config, shape, len(self.classes), *normalisation, sizes or [1])
+        """The method; `sizes` are numbers of training images, if clients are to train."""
+        return make_method(self.config, num_train=sizes or [1], **about_data(self._data))
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Training images of the run's clients."""
+        """Numbers of training images of the run's clients."""
         parts = self.run.partition
         return [len(rows) for rows in parts.train] if parts else [1]
 
@@ -258,7 +278,7 @@ class TrainedRun:
         return TrainedClient(self.method, architecture, state, self.server, card)
 
     def card(self, architecture: Architecture, number: int | None) -> dict[str, Any]:
-        """Where a client comes from, as JSON; None is a newcomer."""
+        """A client's origin as JSON values; `number` None: a newcomer."""
         about, summary = self.run.about, self.run.summary
         accuracy = {}
         if self.finished and number is not None:
@@ -288,8 +308,8 @@ def load_run(folder: str | Path, log: Callable[[str], Any] | None = None) -> Tra
     """Opens a run, finished or not, to use what it trained; its dataset is not needed.
 
     Args:
-        folder: of the run (`runs/NAME`); methods and networks of one's own must be registered.
-        log: is told of damaged checkpoints that are skipped, and of an unfinished run; by default
-            that goes to standard error.
+        folder: that of the run (`runs/NAME`); your own methods and networks must be registered.
+        log: called about skipped, damaged checkpoints and an unfinished run; prints to standard
+            error by default.
     """
     return TrainedRun(read_run(folder), log or partial(print, file=sys.stderr))

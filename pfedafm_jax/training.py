@@ -1,8 +1,8 @@
 """One client's local training: batches, epochs, SGD. Every method trains through `train`.
 
-Everything here is written for one client and runs as it is; the engine maps it over many. Under
-that map, clients of different sizes go in lockstep: loops run to the longest of them and the
-finished ones are held still.
+Everything here is written for one client; the engine `vmap`s it over many. Clients of different
+sizes then run in lockstep: loops are as long as the largest needs, and masks freeze those that have
+finished.
 """
 
 import math
@@ -16,42 +16,44 @@ import numpy as np
 import optax
 from jax import lax
 
-from pfedafm_jax import kernels
+from pfedafm_jax import kernels, networks
 from pfedafm_jax.config import Config
 from pfedafm_jax.data.augment import augment, normalise
 from pfedafm_jax.pytrees import register
+from pfedafm_jax.statistics import statistics_of, with_statistics, without_statistics
 
 Tree = Any
 EVALUATION_BATCH = 64
-ORDER_KEY = 2**20  # of an epoch's order: above any number of a batch
+ORDER_KEY = 2**20  # for the order of an epoch; above any batch number
 
 
 class ClientData(NamedTuple):
     """One client's data on the device: rows of the dataset, padded to the longest client."""
 
-    images: jax.Array  # uint8 [all, height, width, channels], shared by all clients
+    images: jax.Array  # uint8 [all, height, width, channels], or other data; shared by all clients
     labels: jax.Array  # int32 [all]
     train: jax.Array  # int32 [longest]: rows of this client's training images
     num_train: jax.Array  # int32: how many of them are real, the paper's n_k
     test: jax.Array  # int32 [longest test]
     num_test: jax.Array  # int32
+    client: jax.Array | int = 0  # int32: its number among the run's clients
 
 
 class Batch(NamedTuple):
-    """What a loss sees."""
+    """The argument of a loss."""
 
     images: jax.Array  # float32 [size, height, width, channels], normalised and augmented
     labels: jax.Array  # int32 [size]
     weights: jax.Array  # float32 [size]: 1 for a real sample, 0 for padding
-    positions: jax.Array  # int32 [size]: place of the sample in `ClientData.train`
+    positions: jax.Array  # int32 [size]: index of the sample in `ClientData.train`
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How a client trains. A pytree: numbers are leaves, the rest decides what is compiled."""
+    """How a client trains. A pytree: numbers are leaves, the rest is static."""
 
     batch_size: int
-    rest_size: int  # size of the program for a short last batch, see `rest_batch_size`
+    rest_size: int  # padded size of a short last batch, see `rest_batch_size`
     local_epochs: int
     learning_rate: float
     momentum: float
@@ -62,8 +64,8 @@ class LocalTraining:
     flip: bool = False
     erase: bool = False
     crop: bool = False
-    axis: str | None = None  # name of the mapped client axis; None: one client by itself
-    lockstep: bool = False  # loops have the length of the tables, known to the compiler
+    axis: str | None = None  # name of the `vmap` axis of clients; None: a single client
+    lockstep: bool = False  # loops have a static length, that of the tables of rows
 
     @property
     def augments(self) -> bool:
@@ -75,10 +77,10 @@ class LocalTraining:
     ) -> "LocalTraining":
         """The settings of `config` for clients with these numbers of training samples.
 
-        What is compiled depends on the rounded mean of `sizes` wherever it can: the split of
-        another seed, whose mean differs by a few samples, then gives the same shapes and shares the
-        compiled programs. Batches have room for clients a fifth above the mean, and short last
-        batches are sized for clients from 0.8 to 1.2 of it.
+        Shapes depend on the rounded mean of `sizes` where possible, so that the split of another
+        seed, whose mean differs by a few samples, shares the compiled programs. Batches have room
+        for clients a fifth above the mean, and short last batches are sized for clients of 0.8 to
+        1.2 times the mean.
         """
         usual = np.mean(sizes)
         longest = max(*sizes, 1, round(1.21 * usual))
@@ -106,9 +108,9 @@ register(LocalTraining, lambda kind: _NUMBERS)
 
 
 def table_width(sizes: Sequence[int], tight: bool = False) -> int:
-    """Width of tables of clients' rows: 2, 3, 4, 6, 8, 12, … with room, so that other splits fit.
+    """Width of the tables of clients' rows: 2, 3, 4, 6, 8, 12, …, with room for other splits.
 
-    With less room, in steps of 32, where all clients take as many steps as the table is long.
+    `tight`: in steps of 32 with less room, for lockstep, where every client runs that far.
 
     >>> table_width([470, 490]), table_width([700, 10]), table_width([470, 490], tight=True)
     (768, 768, 576)
@@ -121,11 +123,11 @@ def table_width(sizes: Sequence[int], tight: bool = False) -> int:
 
 
 def rest_batch_size(batch_size: int, sizes: list[int]) -> int:
-    """The size of a second, smaller program for the clients' last, partial batches.
+    """The padded size of the last, partial batch of an epoch.
 
-    Compiled batches have one size, so 18 samples left over from a batch of 512 would cost as much
-    as 512. The smaller program doubles the time to compile, so where it does not save a tenth of
-    the work of these clients, it is `batch_size`.
+    With one compiled size, 18 samples left over from a batch of 512 would cost as much as 512. A
+    second, smaller size doubles compile time, so it is used only if it saves a tenth of the work of
+    these clients; otherwise this is `batch_size`.
     """
     rests = [size % batch_size for size in sizes]
 
@@ -178,8 +180,8 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> j
 
 
 def loop_bound(training: LocalTraining, count: jax.Array, size: int, width: int):
-    """Steps of `size` for `count` samples of a table of this width: as many as the longest of the
-    clients that go together needs, or all there is room for, where the compiler must know."""
+    """Number of steps of `size` that cover `count` samples: as many as the largest client in
+    lockstep needs or, if loops are static, as the table's `width` has room for."""
     if training.lockstep:
         return -(-width // size)
     steps = -(-count // size)
@@ -198,11 +200,11 @@ class SGD(NamedTuple):
     clip_norm: jax.typing.ArrayLike  # infinity: no clipping
 
     def init(self, params: Tree) -> Tree:
-        """The state before the first step: momenta of zero."""
+        """The state before the first step: zero momenta."""
         return jax.tree.map(jnp.zeros_like, params)
 
     def step(self, params: Tree, state: Tree, gradient: Tree, active: jax.typing.ArrayLike = True):
-        """New params and state; where `active` is False, the old ones."""
+        """New params and state; the old ones if `active` is False."""
         return kernels.sgd(params, state, gradient, active=active, **self._asdict())
 
 
@@ -229,7 +231,7 @@ def sgd(
     weight_decay: float | None = None,
     clip: bool = True,
 ) -> SGD:
-    """The optimizer of a client's training, with other numbers where given."""
+    """The optimizer of a client's training, with some of its numbers replaced."""
     return SGD(
         training.learning_rate if learning_rate is None else learning_rate,
         training.momentum,
@@ -239,7 +241,7 @@ def sgd(
 
 
 class Trained(NamedTuple):
-    """What local training returns."""
+    """The result of local training."""
 
     params: Tree
     loss: jax.Array  # mean over all samples of all epochs
@@ -259,7 +261,8 @@ def train(
     """E epochs of SGD on `loss(params, batch)` over the client's training data.
 
     Only what is in `params` is trained, decayed and carried by momentum; whatever else the loss
-    uses is frozen. `project` maps trained params back to where they may be, and leaves those alone
+    uses is frozen. Running statistics in it are those of the batches, moved by each step and by
+    nothing else. `project` maps trained params back to where they may be, and leaves those alone
     that are there.
     """
     size, rest_size, longest = training.batch_size, training.rest_size, data.train.shape[0]
@@ -269,17 +272,27 @@ def train(
     full_bound = loop_bound(training, full_steps * size, size, longest)
     rest_bound = loop_bound(training, rest_fits.astype(jnp.int32), 1, 1)
     optimizer = optimizer or sgd(training)
-    state = optimizer.init(params)
+    state = optimizer.init(without_statistics(params))
 
     def step(epoch_key, order, step_size, index, active, carry):
         params, state, loss_sum = carry
         start = index * size
         count = jnp.clip(data.num_train - start, 0, step_size) * active.astype(jnp.int32)
         positions = lax.dynamic_slice(order, (start,), (step_size,))
-        batch = make_batch(training, jax.random.fold_in(epoch_key, index), data, positions, count)
-        value, gradient = jax.value_and_grad(loss)(params, batch)
-        # A client that has finished while others go on must not move by decay or momentum.
-        params, state = optimizer.step(params, state, gradient, active)
+        step_key, before = jax.random.fold_in(epoch_key, index), statistics_of(params)
+        batch = make_batch(training, step_key, data, positions, count)
+
+        def of_weights(weights):
+            whole = with_statistics(weights, before)
+            with networks.training(whole, step_key, batch.weights) as running:
+                return loss(whole, batch), running.statistics()
+
+        weights = without_statistics(params)
+        (value, after), gradient = jax.value_and_grad(of_weights, has_aux=True)(weights)
+        # Decay and momentum must not move a client that has finished before others.
+        weights, state = optimizer.step(weights, state, gradient, active)
+        after = {path: jnp.where(active, after[path], old) for path, old in before.items()}
+        params = with_statistics(weights, after)
         if project is not None:
             params = project(params)
         return params, state, loss_sum + value * count.astype(jnp.float32)
@@ -287,7 +300,7 @@ def train(
     def epoch(index, carry):
         epoch_key = jax.random.fold_in(key, index)
         order = epoch_order(jax.random.fold_in(epoch_key, ORDER_KEY), data.num_train, longest)
-        order = jnp.pad(order, (0, size))  # so that no slice of a batch runs over the end
+        order = jnp.pad(order, (0, size))  # so that no batch's slice runs past the end
 
         def full(step_index, carry):
             return step(epoch_key, order, size, step_index, step_index < full_steps, carry)
@@ -310,13 +323,16 @@ def extract_all(
     """Features of a client's training images, not augmented: `[longest + batch, features]`."""
     size, longest = training.batch_size, data.train.shape[0]
     rows = jnp.pad(data.train, (0, size))
-    some = jax.ShapeDtypeStruct((size, *data.images.shape[1:]), jnp.float32)
-    width = jax.eval_shape(extract, some).shape[-1]
+
+    def features_of(images):
+        return extract(normalise(images, training.mean, training.std))
 
     def block(index, table):
         images = data.images[lax.dynamic_slice(rows, (index * size,), (size,))]
-        features = extract(normalise(images, training.mean, training.std))
-        return lax.dynamic_update_slice(table, features, (index * size, 0))
+        return lax.dynamic_update_slice(table, features_of(images), (index * size, 0))
+
+    some = jax.ShapeDtypeStruct((size, *data.images.shape[1:]), data.images.dtype)
+    width = jax.eval_shape(features_of, some).shape[-1]
 
     blocks = loop_bound(training, data.num_train, size, longest)
     return lax.fori_loop(0, blocks, block, jnp.zeros((longest + size, width)))

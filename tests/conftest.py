@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from pfedafm_jax.config import Config
+from pfedafm_jax import methods, models
+from pfedafm_jax.config import METHOD_SETTINGS, Config
 from pfedafm_jax.data import Dataset, Partition, dataset_from_arrays
 from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.engine.compile import compiled
@@ -57,8 +58,8 @@ register_extractor("small_b", Small(conv=3, hidden=10))
 
 
 # The files that take longest, so that the two workers that share all files end at the same time.
-LONGEST = ["test_all_methods", "test_resume", "test_notebooks", "test_quality",
-           "test_reproduce", "test_extending", "test_benchmarks", "test_kernels", "test_reference"]  # fmt: skip
+LONGEST = ["test_all_methods", "test_lockstep", "test_resume", "test_notebooks", "test_quality", "test_trained",
+           "test_reproduce", "test_extending", "test_kernels", "test_reference", "test_engine", "test_command"]  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):
@@ -89,6 +90,18 @@ def compiled_in_full(request):
         jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Methods and extractors that a test registers are unknown again after it."""
+    monkeypatch.setattr(models, "_EXTRACTORS", dict(models._EXTRACTORS))
+    monkeypatch.setattr(methods, "_METHODS", dict(methods._METHODS))
+    before = dict(METHOD_SETTINGS)
+    yield
+    METHOD_SETTINGS.clear()
+    METHOD_SETTINGS.update(before)
+    models.describe.cache_clear()
 
 
 @pytest.fixture(scope="session")

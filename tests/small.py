@@ -18,7 +18,7 @@ from pfedafm_jax.presets import with_preset
 from pfedafm_jax.reference import plain
 from pfedafm_jax.training import LocalTraining
 
-METHODS = [*PAPER_METHODS, "fedper", "fedrep"]
+METHODS = [*PAPER_METHODS, "fedper", "fedrep", "fedgh", "fedtgp"]
 # Uneven clients: 2 has a single, partial batch of a single class, and nobody has class 3.
 SIZES, SEEN = (11, 15, 3, 7), ((0, 1), (0, 1, 2), (2,), (1, 2))
 CLASSES, ABSENT, WIDTH = 4, 3, 6
@@ -31,6 +31,8 @@ OWN = {
     "fedkd": {"t_start": 0.5, "t_end": 0.8},
     "fedapen": {"lambda_learning_rate": 0.5, "lambda_epochs": 3, "adaptability_fraction": 0.3},
     "fedrep": {"head_epochs": 3},
+    "fedgh": {"server_learning_rate": 0.5, "server_epochs": 3, "server_batch_size": 2},
+    "fedtgp": {"server_learning_rate": 0.1, "server_epochs": 3, "server_batch_size": 4},
 }
 
 

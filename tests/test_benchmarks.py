@@ -9,11 +9,12 @@ import sys
 import common
 import contenders
 import jax
+import networks
 import numpy as np
 import pytest
-import race
 import scaling
 import speed
+from small import slow_but
 
 from pfedafm_jax.config import updated
 from pfedafm_jax.data import Partition, dataset_from_arrays
@@ -34,25 +35,24 @@ def work(config, dataset, partition) -> common.Work:
     return common.Work(dataclasses.replace(config, architectures=("small_b",)), dataset, partition)
 
 
-class InProcess(contenders.Engine):
+class InProcess(contenders.ScalingPoint):
     """A contender without a process of its own, on a machine of 100 GFLOP/s."""
 
     def __call__(self, command, **arguments):
         answer = 100.0 if command == "matmul_gflops" else getattr(self, command)(**arguments)
         return json.loads(json.dumps(answer))
 
-    def close(self):
-        pass
+
+@pytest.fixture(scope="module")
+def point(work):
+    """A point of the scaling curves: 40 clients, four a round, on two devices."""
+    return InProcess(work, {"num_clients": 40, "participation": 0.1, "devices": 2})
 
 
 @pytest.fixture(scope="module")
-def measured(work, tmp_path_factory):
+def measured(point):
     """The race in this process, with small networks and without PyTorch."""
-    folder = tmp_path_factory.mktemp("race")
-    plan = race.Plan(dict.fromkeys(race.LABELS, 2), draws=2)
-    made = race.Race(work.config, folder, plan, folder, ("ours",))
-    made.contenders = {"ours": InProcess(work, devices=2)}  # pyright: ignore
-    return made.batch(8, lambda line: None)
+    return speed.race({"ours": point}, {"ours": 2}, [[0, 1, 2], [3, 4, 5]], 8)
 
 
 def test_every_batch_size_has_the_numbers_that_are_promised_and_null_without_torch(measured):
@@ -60,8 +60,8 @@ def test_every_batch_size_has_the_numbers_that_are_promised_and_null_without_tor
     assert measured["torch_clean_round_seconds"] is None
     assert measured["ratio_vs_torch_released"] is None
     assert measured["ours_round_seconds"] > 0 and measured["compile_seconds"] > 0
-    speed = measured["round_gflop"] / measured["ours_round_seconds"]
-    assert measured["gflops"] == pytest.approx(speed, rel=0.02)
+    rate = measured["round_gflop"] / measured["ours_round_seconds"]
+    assert measured["gflops"] == pytest.approx(rate, rel=0.05)
     spread = measured["spread"]["ours"]
     assert len(spread["repeats"]) == 2 and spread["min"] <= spread["median"] <= spread["max"]
 
@@ -71,23 +71,17 @@ def test_ratios_are_of_medians_and_the_fraction_is_of_the_limit():
         return [{"scaled": value, "loss": 1.0, "accuracy": 0.5} for value in seconds]
 
     runs = {"ours": rows(2.0), "torch_clean": rows(3.0, 5.0)}
-    found = race.summary(runs, mean_flops=50e9, limit=100.0)
+    found = speed.summary(runs, mean_flops=50e9, limit=100.0)
     assert found["ratio_vs_torch_clean"] == 2.0 and found["torch_clean_round_seconds"] == 4.0
     assert found["gflops"] == 25.0 and found["peak_fraction"] == 0.25
 
 
 def test_table_and_chart_are_drawn_from_the_numbers(measured, capsys, tmp_path):
-    results = {
-        "8": measured,
-        "512": measured,
-        "others": {"cpu_share": 0.5, "steal_share": 0.0},
-        "start": {"start_cold_seconds": 50.0, "start_warm_seconds": 10.0},
-        "work": {"N": 6, "K": 3, "E": 2, "architectures": ["cnn1"]},
-        "machine": common.machine(),
-    }
+    results = {"8": measured, "512": measured, "machine": common.machine()}
+    results["work"] = {"N": 6, "K": 3, "E": 2}
     speed.print_results(results, [8, 512])
     printed = capsys.readouterr().out
-    assert race.LABELS["ours"] in printed and "of it" in printed and "not quiet" in printed
+    assert speed.LABELS["ours"] in printed and "of matrix products" in printed.replace("\n", " ")
     assert max(map(len, printed.splitlines())) <= 80
     picture = speed.plots.save(speed.draw(results, [8, 512]), tmp_path / "speed.png")
     assert picture.stat().st_size > 10_000
@@ -122,7 +116,7 @@ def larger(config) -> common.Work:
 
 @needs_torch
 @pytest.mark.optimised
-@pytest.mark.parametrize("kind", ["careful", "cached", "released"])
+@pytest.mark.parametrize("kind", slow_but(["careful"], ["careful", "cached", "released"]))
 def test_the_torch_loop_computes_what_the_engine_computes(larger, kind):
     """One round from the same weights with the same batches; what is in the graph must not change
     the result."""
@@ -171,6 +165,7 @@ def test_the_torch_loop_computes_what_the_engine_computes(larger, kind):
 
 
 @needs_torch
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["torch_clean", "torch_strongest"])
 def test_the_torch_loop_learns_in_processes_of_its_own(larger, tmp_path, kind):
     larger.save(tmp_path)
@@ -182,27 +177,35 @@ def test_the_torch_loop_learns_in_processes_of_its_own(larger, tmp_path, kind):
     assert losses[-1] < losses[0]
 
 
-def test_a_point_of_the_scaling_curves_reports_time_and_memory(work):
-    point = contenders.ScalingPoint(work, {"num_clients": 40, "participation": 0.1, "devices": 2})
+def test_a_point_of_the_scaling_curves_reports_time_and_memory(point, measured):
     assert {len(rows) for rows in point.work.partition.train} == {192}
-    assert point.prepare(8)["devices"] == 2 and point.numbered_round(1)["seconds"] > 0
+    assert measured["settings"]["ours"]["devices"] == 2 and point.numbered_round(1)["seconds"] > 0
     memory = point.memory()
-    assert all(memory[f"{name}_bytes"] > 0 for name in ("peak", "resident", "store", "device"))
+    assert all(memory[f"{name}_bytes"] > 0 for name in ("peak", "store", "device"))
 
 
 def test_series_change_one_setting_each_and_are_drawn(capsys, tmp_path):
     options = scaling.parse(["--quick", "--clients", "100,10000"])
     series = scaling.series_of(options, scaling.base_config(options))
     assert series["N"][10_000] == {"num_clients": 10_000, "participation": 0.001}
-    row = {"round_seconds": 2.0, "spread": {"min": 1.9, "max": 2.2}, "peak_bytes": 2**31}
-    row |= {"device_bytes": 2**28, "store_bytes": 2**36, "store_on_disk": True}
-    row |= {"rounds_peak_bytes": None}
-    rows = [{"value": 100, **row}, {"value": 10_000, **row, "round_seconds": 2.1}]
+    row = {"peak_bytes": 2**31, "device_bytes": 2**28, "store_bytes": 2**36, "store_on_disk": True}
+    both = {
+        100: {"min": 1.9, "median": 2.0, "max": 2.2},
+        10_000: {"min": 2.1, "median": 2.1, "max": 2.2},
+    }
+    rows = [{"value": value, "spread": spread, **row} for value, spread in both.items()]
     scaling.print_series("N", rows)
     printed = capsys.readouterr().out
     assert "10,000" in printed and "1.05" in printed and max(map(len, printed.splitlines())) <= 80
     drawn = scaling.draw({"N": rows, "E": rows}, "title")
     assert scaling.plots.save(drawn, tmp_path / "s.png").stat().st_size > 10_000
+
+
+@needs_torch
+def test_networks_are_the_same_in_torch_and_their_steps_are_timed():
+    found = networks.measure("mobilenet_small", repeats=1, batch=4, side=8)
+    best = min(found["torch_first"], found["torch_last"])
+    assert found["ratio"] == pytest.approx(found["native"] / best, rel=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -214,6 +217,7 @@ def test_series_change_one_setting_each_and_are_drawn(capsys, tmp_path):
         (speed, ["--json", "/dev/null/speed.json"], "cannot be written"),
         (scaling, ["--series", "M"], "series = 'M'"),
         (scaling, ["--devices", "0"], "devices = '0'"),
+        (networks, ["--networks", "resnet_small,vgg"], "networks = 'vgg'"),
     ],
 )
 def test_bad_input_ends_with_code_2_and_one_message(

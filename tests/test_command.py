@@ -1,14 +1,17 @@
 """The command itself, as a user runs it, on generated data with a tiny network; and its words."""
 
 import json
+import subprocess
 import sys
 from operator import attrgetter
 
 import numpy as np
 import pytest
 import tiny_command
+from small import command_words
 
 from pfedafm_jax import __main__, cli, flags
+from pfedafm_jax.commands import compare
 from pfedafm_jax.config import Config
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.files import write_atomically
@@ -66,11 +69,14 @@ def test_starting_a_finished_run_again_says_so_and_changes_nothing(finished, cap
     assert (folder / "rounds.jsonl").read_text() == before
 
 
-def test_a_refused_command_ends_with_code_2_and_no_traceback(tmp_path):
-    asked = ("--dataset", "cifar10", "--data-dir", "/nowhere/at/all")
-    code, _, err = tiny_command.end(tiny_command.start(tmp_path / "run", *asked))
-    assert code == 2 and "/nowhere/at/all" in err and "Traceback" not in err
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+def test_a_refused_command_ends_with_code_2_and_no_traceback(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    asked = ("--config", "hetero_cifar10", "--data-dir", "/nowhere/at/all")
+    monkeypatch.setattr(sys, "argv", ["pfedafm", "run", *asked])
+    with pytest.raises(SystemExit, match="2"):
+        __main__.main()
+    err = capsys.readouterr().err
+    assert "/nowhere/at/all" in err and "Traceback" not in err and not list(tmp_path.iterdir())
 
 
 def shown(word: str, capsys) -> list[str]:
@@ -87,7 +93,10 @@ def test_config_alone_lists_the_configurations(capsys):
 
 
 def test_help_fits_two_screens_and_help_all_has_every_setting(capsys):
-    short, full = shown("--help", capsys), shown("--help-all", capsys)
+    # In a process of its own: the networks that other tests register would be listed, too.
+    command = [sys.executable, "-m", "pfedafm_jax", "run", "--help"]
+    asked = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    short, full = asked.stdout.splitlines(), shown("--help-all", capsys)
     assert len(short) <= 48 and max(map(len, short)) <= 80
     assert {"Run:", "Data:", "Clients:", "Training:", "Machine:"} <= set(short)
     assert any(line.split()[:2] == ["--participation", "0.1"] for line in short)
@@ -168,3 +177,26 @@ def test_names_may_be_as_long_as_names_can_be_and_no_longer(tmp_path, monkeypatc
     with pytest.raises(SystemExit, match="2"):
         __main__.main()
     assert capsys.readouterr().err.startswith("error: [Errno 36] File name too long: 'xxx")
+
+
+def test_the_command_compares_methods_and_leaves_finished_runs_alone(tmp_path, capsys):
+    def compared(methods: str) -> str:
+        words = command_words(rounds=2, methods=methods, run_dir=tmp_path)
+        assert compare.main([*words, "--lg_fedavg.learning-rate", "0.007"]) == 0
+        return capsys.readouterr().out
+
+    assert "round 2/2" in compared("standalone")
+    first = (tmp_path / "standalone-seed0" / "rounds.jsonl").read_text()
+    assert "run 1 of 1: LG-FedAvg" in compared("standalone,lg_fedavg")
+    assert (tmp_path / "standalone-seed0" / "rounds.jsonl").read_text() == first
+    rows = json.loads((tmp_path / "compare.json").read_text())
+    assert [row["method"] for row in rows] == ["standalone", "lg_fedavg"]
+    assert [row["floats_up_per_client"] for row in rows] == [0, 130]  # a header of 12 x 10 and 10
+    assert (tmp_path / "compare.png").stat().st_size > 10_000
+    assert "LG-FedAvg" in (tmp_path / "compare.md").read_text()
+    config = json.loads((tmp_path / "lg_fedavg-seed0" / "config.json").read_text())["config"]
+    assert (config["learning_rate"], config["lg_fedavg"]["learning_rate"]) == (0.02, 0.007)
+    splits = [path.read_bytes() for path in tmp_path.glob("*/partition.npz")]
+    assert len(splits) == 2 and splits[0] == splits[1]
+    with pytest.raises(PfedafmError, match="fedavgg"):
+        compared("standalone,fedavgg")

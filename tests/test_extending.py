@@ -19,7 +19,7 @@ from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment, split
-from pfedafm_jax.extractors import MobileNetSmall, ResNetSmall
+from pfedafm_jax.extractors import MobileNetSmall, ResNet
 from pfedafm_jax.methods import method_names, register_method
 from pfedafm_jax.methods.fedper import FedPer
 from pfedafm_jax.models import describe, register_extractor
@@ -85,7 +85,7 @@ def test_xla_counts_a_depthwise_convolution_as_one_channel_each():
 
 def test_the_example_extractors_learn_on_the_engine(dataset, config):
     names = ("short_resnet", "short_mobilenet")  # a block less compiles in two thirds of the time
-    for name, kind in zip(names, (ResNetSmall, MobileNetSmall), strict=True):
+    for name, kind in zip(names, (ResNet, MobileNetSmall), strict=True):
         register_extractor(name, kind(widths=(8, 16)))
     settings = {"architectures": names, "num_clients": 4, "batch_size": 20}
     config = dataclasses.replace(config, method="standalone", **settings)
@@ -139,11 +139,11 @@ from typing import Literal
 
 import helper_of_the_plugin
 from pfedafm_jax import register_extractor, register_method
-from pfedafm_jax.extractors import ResNetSmall
+from pfedafm_jax.extractors import ResNet
 from pfedafm_jax.methods import MethodSettings
 from pfedafm_jax.methods.fedper import FedPer
 
-register_extractor("narrow", ResNetSmall(widths=(8, 8)))
+register_extractor("narrow", ResNet(widths=(8, 8)))
 
 
 @register_method
@@ -296,6 +296,9 @@ def test_the_guide_runs_as_it_stands(tmp_path, monkeypatch, capsys):
         exec(compile(block, "docs/extending.md", "exec"), vars(guide))
     assert guide.experiment.records[-1].round == 2
     assert guide.experiment.programs.method.settings.strength == 0.01
+    table = np.asarray(guide.kindred.state.server["headers"]["bias"])
+    seen = sorted({k for record in guide.kindred.records for k in record.participants})
+    assert len({row.tobytes() for row in table}) == len(seen) + (len(seen) < len(table))
     text = "\n".join(re.findall(r"```bash\n(.*?)```", DOCS, re.DOTALL)).replace("\\\n", "")
     commands = [shlex.split(line) for line in text.splitlines() if line.startswith("python")]
     assert len(commands) == 4

@@ -85,6 +85,7 @@ def programs_of(tmp_path: Path, *words: str) -> dict:
     return json.loads((tmp_path / "found.json").read_text())
 
 
+@pytest.mark.slow
 def test_without_the_extra_programs_are_lowered_for_cuda(tmp_path):
     if find_spec("jax_plugins") and find_spec("jax_plugins.xla_cuda12"):
         pytest.skip("the extra cuda12 is installed")

@@ -240,7 +240,7 @@ def test_other_numbers_are_no_other_program(form):
     assert results == pytest.approx([0.9, 0.8, 0.9]) and len(traces) == 1
 
 
-@pytest.mark.parametrize("method", slow_but(("fedproto",), METHODS))
+@pytest.mark.parametrize("method", slow_but((), METHODS))
 def test_the_engine_is_the_plain_loop_with_both_forms(method, config, dataset, partition):
     found, config = {}, dataclasses.replace(config, method=method, architectures=("small_b",))
     for name in FORMS:

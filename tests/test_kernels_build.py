@@ -72,6 +72,7 @@ def test_a_library_of_somebody_else_is_not_loaded(tmp_path, monkeypatch):
 CHECKED = """
 import jax, jax.numpy as jnp, numpy as np
 from pfedafm_jax import kernels
+from pfedafm_jax.kernels.layers import conv_general_dilated
 assert kernels.choose("native").name == "native"
 rng = np.random.default_rng(0)
 for _ in range(15):
@@ -83,6 +84,19 @@ for _ in range(15):
     loss = lambda i, w: jnp.sum(kernels.conv_pool(i, *w) ** 2)
     slopes = jax.vmap(jax.grad(loss, (0, 1)))(images, (kernel, bias))
     jax.block_until_ready(jax.vmap(lambda w, g: kernels.sgd(w, w, g, learning_rate=0.1))((kernel, bias), slopes[1]))
+for round in range(30):
+    size, strides, dilation = rng.integers(1, [[6], [4], [3]], (3, 2))
+    height, width = (size - 1) * dilation + rng.integers(1, 12, 2)
+    channels, outputs, batch, groups = rng.integers(1, [36, 36, 18, 4])
+    channels, outputs = (groups * channels, groups * outputs) if round % 3 else (channels, channels)
+    groups = groups if round % 3 else channels
+    images = rng.normal(size=(2, batch, height, width, channels)).astype(np.float32)
+    kernel = rng.normal(size=(2, *size, channels // groups, outputs)).astype(np.float32)
+    options = {"rhs_dilation": dilation.tolist(), "feature_group_count": int(groups)}
+    options |= {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+    pads = rng.integers(0, 4, (2, 2)).tolist()
+    conv = lambda i, k: conv_general_dilated(i, k, strides.tolist(), pads, **options)
+    jax.block_until_ready(jax.vmap(jax.grad(lambda i, k: jnp.sum(conv(i, k) ** 2), (0, 1)))(images, kernel))
 print("clean")
 """
 
@@ -100,7 +114,8 @@ def test_no_kernel_reads_or_writes_where_it_must_not(processor, tmp_path):
     # The second, since exceptions of other libraries pass through.
     preload = " ".join(library(name) for name in ("libasan.so", "libstdc++.so"))
     sanitize = "-g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all"
-    variables = {"XDG_CACHE_HOME": str(tmp_path), "JAX_PLATFORMS": "cpu", "CXX": "g++"}
+    variables = {"XDG_CACHE_HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    variables |= {"CXX": "env -u LD_PRELOAD g++"}  # the compiler itself needs no sanitizer
     variables |= {"CXXFLAGS": f"-march={processor} {sanitize}", "LD_PRELOAD": preload}
     variables |= {"ASAN_OPTIONS": "detect_leaks=0"}
     command, environment = [sys.executable, "-c", CHECKED], {**os.environ, **variables}

@@ -23,7 +23,7 @@ from small import (
     states,
 )
 
-from pfedafm_jax.compare import compare
+from pfedafm_jax import compare
 from pfedafm_jax.data import dataset_from_arrays
 from pfedafm_jax.engine import (
     Devices,
@@ -67,8 +67,9 @@ def test_lockstep_equals_the_plain_loop(method):
     assert_equals_plain_loop(programs)
 
 
+@pytest.mark.slow
 def test_a_network_of_no_family_has_a_program_of_its_own():
-    programs = lockstep(architectures=("dense_a", "dense_alone", "dense_b"))
+    programs = lockstep("standalone", architectures=("dense_a", "dense_alone", "dense_b"))
     kinds = [kind.members for kind in shapes_of(programs.form).kinds]
     assert kinds == [(0, 2), (1,)]
     assert programs.kinds.tolist() == [0, 1, 0, 0]
@@ -110,7 +111,7 @@ def test_padding_changes_nothing_and_stays_zero():
 
 
 def test_clients_come_back_from_their_rows_and_other_rows_stay():
-    programs = lockstep(devices=2, clients_per_step=3)
+    programs = lockstep("standalone", devices=2, clients_per_step=3)
     state, buffers = start(programs), programs.buffers
     call = Call(0, np.array([[1, -1, 0], [2, -1, -1]]), np.ones(2, np.int32))
     before = states(state)
@@ -122,7 +123,7 @@ def test_clients_come_back_from_their_rows_and_other_rows_stay():
 
 
 def test_nothing_is_traced_in_a_second_round():
-    programs = lockstep()
+    programs = lockstep(devices=2)  # as compiled above
     play(programs, [0, 1, 2])
     counts = TRACED.copy()
     with jax.log_compiles(False):
@@ -132,7 +133,7 @@ def test_nothing_is_traced_in_a_second_round():
 
 def test_as_many_clients_at_once_as_fit(monkeypatch):
     """A device with room for two of three: two calls, and nothing else changes."""
-    whole = lockstep()
+    whole = lockstep("standalone")
     expected = play(whole, [0, 1, 2], [3, 1])
     room = client_bytes(whole.form) * 2.5 / 0.8 + 3000
     monkeypatch.setattr(Devices, "memory", property(lambda self: int(room)))
@@ -145,7 +146,7 @@ def test_as_many_clients_at_once_as_fit(monkeypatch):
 @pytest.mark.parametrize("layout", slow_but(["lockstep"], ["loop", "lockstep"]))
 def test_shard_map_gives_the_bits_of_pmap(layout):
     both = [
-        play(build(small_config("pfedafm", layout=layout, devices=2, backend=backend), *small_data()),
+        play(build(small_config("fedproto", layout=layout, devices=2, backend=backend), *small_data()),
              [0, 1, 2], [3, 1])
         for backend in ("pmap", "shard_map")
     ]  # fmt: skip
@@ -236,11 +237,9 @@ class Interrupting(Observer):
             self.signals.received = signal.SIGTERM
 
 
-def test_a_comparison_together_is_stopped_and_resumed_to_the_same_numbers(
-    config, dataset, partition, tmp_path
-):
-    signals = Signals()
-    config = dataclasses.replace(config, local_epochs=1, eval_every=2)
+def test_a_comparison_together_is_stopped_and_resumed_to_the_same_numbers(tmp_path):
+    signals, (dataset, partition) = Signals(), small_data()
+    config = small_config("fedproto", rounds=3, eval_every=2, architectures=("dense_b",))
     options = {"seeds": (3, 4), "dataset": dataset, "partition": partition, "progress": False}
     expected = compare(config, "fedproto", **options)
     options |= {"run_dir": tmp_path, "together": True}

@@ -107,16 +107,6 @@ class Flat(nn.Module):
         return nn.Dense(self.width)(images.reshape(images.shape[0], -1))
 
 
-class Normed(nn.Module):
-    features: int = 5
-    running: bool = True
-
-    @nn.compact
-    def __call__(self, images):
-        hidden = nn.Dense(self.features)(images.reshape(images.shape[0], -1))
-        return nn.BatchNorm(use_running_average=self.running)(hidden)
-
-
 def test_another_width_gets_a_linear_layer_and_the_right_one_none(registry):
     register_extractor("flat", Flat(7))
     found = describe("flat", 4, (8, 8, 3), 12)
@@ -133,13 +123,6 @@ def test_a_features_field_is_set_to_the_wanted_width():
         found = describe("small_b", 4, (8, 8, 3), size)
         # conv 5·5·3·3 + 3, fc1 12·10 + 10, fc2 10·size + size
         assert found.extractor_params == 228 + 130 + 11 * size
-
-
-@pytest.mark.parametrize("running", [True, False])
-def test_batch_statistics_are_refused(registry, running):
-    register_extractor("normed", Normed(running=running))
-    with pytest.raises(PfedafmError, match=r"'normed' carries state .*GroupNorm or LayerNorm"):
-        describe("normed", 4, (8, 8, 3), 12)
 
 
 def test_images_that_do_not_fit_are_named():

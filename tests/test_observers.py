@@ -1,7 +1,6 @@
 """What observers are told, and that TensorBoard and Weights & Biases get all of it, once."""
 
 import json
-import shutil
 import sys
 import types
 from dataclasses import replace
@@ -12,14 +11,7 @@ from by_hand import record, run_by_hand
 
 from pfedafm_jax import cli, plots
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.observers import (
-    Observation,
-    Observer,
-    TensorBoard,
-    WeightsAndBiases,
-    replay,
-    scalars,
-)
+from pfedafm_jax.observers import Observation, Observer, TensorBoard, WeightsAndBiases, scalars
 from pfedafm_jax.results import read_run
 from pfedafm_jax.run import run
 
@@ -139,19 +131,6 @@ def test_a_run_that_starts_over_replaces_what_tensorboard_had(tmp_path):
     assert list(distributions) == ["d"] and distributions["d"][0][1].num == 1  # what is finite
 
 
-def test_a_finished_run_can_be_told_later_and_is_told_once(straight, tmp_path):
-    folder, seen = straight[0], straight[1].seen
-    notes, before = Notes(), sorted(folder.glob("*tfevents*"))
-    replay(read_run(folder), [notes, TensorBoard()])
-    assert notes.heard == [("start", ROUNDS), ("finish", ROUNDS), "close"]
-    assert [row.record for row in notes.seen] == [row.record for row in seen]
-    assert sorted(folder.glob("*tfevents*")) == before
-    without = shutil.ignore_patterns("*tfevents*")
-    unseen = shutil.copytree(folder, tmp_path / "unseen", ignore=without)
-    replay(read_run(unseen), [TensorBoard()])
-    assert shown(unseen)[0] == shown(folder)[0]
-
-
 def pretended(mode="online", known=0):
     """A module that does what we use of wandb; `known` is how many rounds the server has."""
     module = types.SimpleNamespace(inits=[], logs=[], logins=0, finished=[], summary={})
@@ -189,11 +168,10 @@ def test_wandb_stays_one_run_and_gets_each_round_once(tmp_path, monkeypatch):
     observer.start(tmp_path, {"rounds": ROUNDS}, ROWS[:2])  # its checkpoint was one round behind
     for row in ROWS[2:]:
         observer.round(row)
-    assert not observer.has(tmp_path, ROUNDS)
     observer.finish(SUMMARY)
     observer.close()
     assert [step for step, _ in second.logs] == [4, 5] and second.finished == [0]
-    assert second.summary["rounds"] == ROUNDS and observer.has(tmp_path, ROUNDS)
+    assert second.summary["rounds"] == ROUNDS
     one, two = first.inits[0], second.inits[0]
     assert one["id"] == two["id"] == json.loads((tmp_path / "wandb.json").read_text())["id"]
     assert (two["resume"], two["project"]) == ("allow", "project")

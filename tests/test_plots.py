@@ -151,20 +151,6 @@ def test_text_from_outside_is_shown_as_it_is(name, tmp_path):
             assert escape(name, quote=False) in figures.rendered(figure, "svg").decode()
 
 
-def test_a_picture_that_cannot_be_drawn_costs_one_line(tmp_path, monkeypatch):
-    scores = np.full(10, 0.5)
-    run = run_by_hand([record(1, 0.5)], method="fd", num_clients=10, last_accuracies=scores)
-
-    def broken(*arguments):
-        raise ValueError("no ink")
-
-    monkeypatch.setattr(plots, "accuracy_by_client", broken)
-    lines: list[str] = []
-    paths = plots.draw_all(run, np.ones((10, 10), int), tmp_path, lines.append)
-    assert [path.name for path in paths] == ["accuracy.png", "split.png"]
-    assert lines == ["warning: clients.png could not be drawn (ValueError: no ink)"]
-
-
 def test_a_title_that_is_no_text_is_drawn(tmp_path):
     rounds = pd.DataFrame({"round": [1], "mean_accuracy": [0.5], "all_clients_accuracy": [None]})
     figure = plots.accuracy_by_round(rounds, title="\udcff $x [a]")

@@ -38,8 +38,9 @@ def assert_same(found: list[dict], expected: list[dict]) -> None:
     """Numbers alike within rounding, everything else alike."""
     assert len(found) == len(expected)
     for a, b in zip(found, expected, strict=True):
-        assert (a["round"], a["participants"]) == (b["round"], b["participants"])
-        for name in NUMBERS:
+        for name in ("round", "participants", "dropped"):
+            assert a.get(name) == b.get(name)
+        for name in a.keys() & set(NUMBERS):
             assert a[name] == b[name] or np.isclose(a[name], b[name], rtol=1e-4), (name, a, b)
 
 
@@ -59,6 +60,16 @@ def test_two_processes_agree_with_one_and_one_goes_on_from_them(tmp_path, alone,
     finish(*start_pair(tmp_path / "two", ROUNDS - 2, (layout, layout)))
     tiny_command.run_here(tmp_path / "two", "--rounds", str(ROUNDS))
     assert_same(rows(tmp_path / "two"), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [["--method", "fedtgp"], ["--aggregation", "median"]])
+def test_two_processes_see_the_same_single_uploads_as_one_and_lose_the_same_clients(tmp_path, own):
+    own = [*own, "--dropout", "0.4"]
+    finish(*start_pair(tmp_path / "two", ROUNDS, (own, own)))
+    tiny_command.run_here(tmp_path / "one", "--rounds", str(ROUNDS), *own)
+    assert_same(rows(tmp_path / "two"), rows(tmp_path / "one"))
+    assert any("dropped" in row for row in rows(tmp_path / "one"))
 
 
 @pytest.mark.faults

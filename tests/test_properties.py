@@ -1,6 +1,7 @@
 """Hundreds of random settings, command lines and damaged files: each is used or refused, none ends
 in a traceback."""
 
+import json
 import pickle
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from pfedafm_jax import cli
 from pfedafm_jax.config import METHOD_SETTINGS, Config, updated
-from pfedafm_jax.data import Partition
+from pfedafm_jax.data import Partition, load_dataset
 from pfedafm_jax.data.cifar import CIFAR10, _from_pickle
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import method_names
@@ -70,7 +71,7 @@ def changes(draw) -> dict:
 
 
 @given(values=changes())
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @example(values={"learning_rate": 10**400})
 @example(values={"min_samples": 10**400, "partition": "dirichlet"})
 @example(values={"partition": np.zeros(2)})
@@ -103,7 +104,7 @@ def command_lines(draw) -> list[str]:
 
 
 @given(words=command_lines())
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @example(words=["--paper", "9" * 5000])
 @example(words=["--config", "a" * 5000 + ".toml"])
 @example(words=["--config", "/dev/null/x.toml"])
@@ -124,7 +125,7 @@ def test_random_command_lines_are_used_or_refused(words, capsys):
 
 
 @given(config=st.text(max_size=30))
-@settings(max_examples=300)
+@settings(max_examples=100)
 @example(config="../../etc/passwd.toml")
 @example(config="...toml")
 @example(config="..")
@@ -151,7 +152,7 @@ def damages(draw):
 
 
 @given(damaged=damages())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_a_damaged_split_file_is_refused_or_harmless(damaged, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "damaged-partition.npz"
     rows = tuple(np.arange(3 * client, 3 * client + 3, dtype=np.int32) for client in range(4))
@@ -167,7 +168,7 @@ def test_a_damaged_split_file_is_refused_or_harmless(damaged, tmp_path_factory):
 
 
 @given(damaged=damages(), protocol=st.sampled_from([3, 4, 5]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_damaged_pickle_is_refused_or_gives_arrays(damaged, protocol):
     planes = np.random.default_rng(0).integers(256, size=(6, 3072), dtype=np.uint8)
     batch = {b"data": planes, b"labels": list(range(6))}
@@ -177,3 +178,19 @@ def test_a_damaged_pickle_is_refused_or_gives_arrays(damaged, protocol):
         assert str(error).startswith("here: ")
     else:
         assert images.dtype == np.uint8 and len(images) == len(labels)
+
+
+@given(damaged=damages())
+@settings(max_examples=150, deadline=None)
+def test_damaged_json_of_users_is_refused_or_gives_rows(damaged, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / "leaf" / "train" / "damaged.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = {name: {"x": [[0.5, 1.0], [2.0, 3.0]], "y": [0, 1]} for name in ("ann", "bob")}
+    content = {"users": ["ann", "bob"], "num_samples": [2, 2], "user_data": own}
+    path.write_bytes(damaged(json.dumps(content).encode()))
+    try:
+        found = load_dataset(f"leaf:{path.parents[1]}")
+    except PfedafmError as error:
+        assert "leaf" in str(error)
+    else:
+        assert found.users is not None and len(found.images) == len(found.labels) == 4

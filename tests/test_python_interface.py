@@ -4,14 +4,11 @@ import contextlib
 import io
 import json
 import shutil
-import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
-from by_hand import record
 from small import states
 
 import pfedafm_jax
@@ -28,17 +25,8 @@ def settings(config):
 
 
 @pytest.fixture(scope="module")
-def shown(settings, dataset, partition):
-    """A run in memory, and what it said in a terminal of 80 columns."""
-    said = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
-        patch.setattr(progress.console, "_width", 80)
-        return run(settings, dataset, partition, name="a name"), said.getvalue()
-
-
-@pytest.fixture(scope="module")
-def in_memory(shown):
-    return shown[0]
+def in_memory(settings, dataset, partition):
+    return run(settings, dataset, partition, progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -115,31 +103,6 @@ def test_a_finished_run_without_checkpoints_cannot_be_loaded(
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     with pytest.raises(PfedafmError, match="no checkpoint of its last round"):
         run(settings, dataset, partition, run_dir=tmp_path / "run", progress=False)
-
-
-def test_the_call_shows_plan_progress_and_result_in_80_columns(shown):
-    out = shown[1]
-    assert "pFedAFM on synthetic, a name, seed 5" in out and "6, 3 a round" in out
-    assert "round 3/3" in out and "best mean of participants" in out and "files" not in out
-    assert max(len(line) for line in out.splitlines()) <= 80
-
-
-def test_a_notebook_gets_a_bar_that_is_written_anew(monkeypatch):
-    shown = []
-
-    def display(data, raw, display_id):
-        assert raw and display_id
-        shown.append(data)
-        return SimpleNamespace(update=lambda data, raw: shown.append(data))
-
-    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
-    monkeypatch.setattr(progress.console, "is_jupyter", True)
-    with progress.Progress(2) as bar:
-        for number in (1, 2):
-            bar.show(replace(record(number), loss=1.25))
-    assert [data["text/plain"].split("  ")[0] for data in shown] == ["", "round 1/2", "round 2/2"]
-    assert 'value="2" max="2"' in shown[-1]["text/html"]
-    assert "acc 50.0 best 50.0 loss 1.250" in shown[-1]["text/html"]
 
 
 def test_the_table_by_round_has_numbers_only(in_memory):

@@ -57,7 +57,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", slow_but(("paper", "end_to_end", "several"), SETTINGS))
+@pytest.mark.parametrize("name", slow_but(("paper",), SETTINGS))
 def test_engine_equals_algorithm_1(config, dataset, partition, name):
     programs = build(changed(config, **SETTINGS[name]).check(), dataset, partition)
     # Drawn for three rounds, or chosen so that two come back in another order.

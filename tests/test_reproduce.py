@@ -2,7 +2,6 @@
 
 import dataclasses
 import doctest
-import json
 import re
 from pathlib import Path
 
@@ -169,8 +168,8 @@ def test_every_figure_is_drawn_from_finished_runs_and_says_what_is_missing(tmp_p
     dirichlet = rows("fig-dirichlet")
     assert ("CIFAR-100", "0.5", "pFedAFM", "55.00", "42.62", "45.00", "20", "1") in dirichlet
     assert not any(row[:3] == ("CIFAR-100", "0.5", "FedProto") for row in dirichlet)
-    mix = ("CIFAR-10", "0.001", "95.00 ± 0.00", "73.62 ± 0.00", "85.00 ± 0.00", "20", "3")
-    assert mix in rows("fig-mix-lr")
+    mix = ("95.00 ± 0.00", "73.62 ± 0.00", "85.00 ± 0.00", "20", "3")
+    assert ("CIFAR-10", "0.001", "pFedAFM", *mix) in rows("fig-mix-lr")
     assert ("CIFAR-10", "client 0", "1.000", "0.200", "20.0", "0", "20") in rows("fig-mix-mean")
     assert [row[1:3] for row in rows("fig-ablation-models")[:3]] == [
         ("small", "90.00"), ("large", "85.00"), ("mixed", "95.00"),
@@ -187,16 +186,14 @@ def test_every_figure_is_drawn_from_finished_runs_and_says_what_is_missing(tmp_p
     assert claims[rises] is False
 
 
-def test_time_is_estimated_from_work_and_from_what_finished_runs_took(tmp_path):
+def test_time_is_estimated_from_what_finished_runs_took(tmp_path):
     asked = study(tmp_path)
     tasks = [asked.task(method, "cifar10") for method in ("pfedafm", "standalone")]
     new = [look(task) for task in tasks]
-    seconds = [estimator(new, 0.0)(standing) for standing in new]
-    assert 200 < seconds[0] < 400  # 20 rounds of about 14 s on two cores
-    assert 0.4 < seconds[1] / seconds[0] < 0.9
-    made_up(tasks[0].config, folder=tasks[0].folder)  # 2 s a round of 5 operations
-    left = estimator([look(task) for task in tasks], 0.0)(new[1])
-    assert left == pytest.approx(1.5 + seconds[1] * 6e10 / 2.5, rel=0.01)
+    assert [estimator(new)(task) for task in new] == [None, None]
+    made_up(tasks[0].config, folder=tasks[0].folder)  # 20 rounds of 2 s, and 1.5 s to compile
+    known = [look(task) for task in tasks]
+    assert [estimator(known)(task) for task in known] == [0, pytest.approx(41.5)]
 
 
 SOME = ["table1", "table3", "fig-cost", "fig-ablation-training"]
@@ -209,13 +206,10 @@ def test_items_are_made_at_the_smallest_scale_and_run_once(items, tmp_path, caps
     asked = ["--scale", "smoke", "--run-dir", str(tmp_path), "--methods", ",".join(methods)]
     assert reproduce.main([*items, *asked]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"\d+ runs, 0 of them done; the rest takes about \d+", out)
-    assert "run 1 of " in out
+    assert re.search(r"\d+ runs, 0 of them done\n", out) and "run 1 of " in out
     for name in items:
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
-        content, text = ((tmp_path / f"{name}.{kind}").read_text() for kind in ("json", "md"))
-        assert json.loads(content)["tables"][0]["rows"]
-        assert f"reproduce.py {name} --scale smoke" in text
+        assert f"reproduce.py {name} --scale smoke" in (tmp_path / f"{name}.md").read_text()
     assert "CNN-4 are not what the widths" in (tmp_path / "table1.md").read_text()
     before = (tmp_path / "table3.md").read_text()
     assert all(f"| {find_method(name).title} |" in before for name in methods)

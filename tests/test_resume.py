@@ -18,8 +18,8 @@ from pfedafm_jax.errors import Interrupted, PfedafmError
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.observers import Observer
 from pfedafm_jax.records import RunFolder
-from pfedafm_jax.results import read_run
-from pfedafm_jax.run import train
+from pfedafm_jax.results import current, read_run
+from pfedafm_jax.rounds import drive
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.standing import Task, checkpoint_folder, differences, look
 
@@ -78,7 +78,7 @@ def train_in(folder, experiment, *, fresh=False, notes=None, **options):
     after."""
     notes = notes or Notes()
     standing = look(Task(experiment.config, folder), fresh=fresh)
-    train([experiment], [standing], observers=[notes], **options)
+    drive([experiment], [standing], observers=[notes], **options)
     return notes.before
 
 
@@ -174,7 +174,7 @@ OTHERS = {name: {"method": name} for name in METHODS[1:]}
 OTHERS["released code"] = {**RELEASED, "same_start": False}
 
 
-@pytest.mark.parametrize("name", slow_but(("standalone", "fedkd", "released code"), OTHERS))
+@pytest.mark.parametrize("name", slow_but(("standalone", "released code"), OTHERS))
 def test_other_methods_and_the_released_code_go_on_too(name, make, settings, folder):
     short = {"rounds": 3, "checkpoint_every": 1, "architectures": ("small_b",)}
     own = updated(settings, {**OTHERS[name], **short})
@@ -291,13 +291,16 @@ def test_a_finished_run_without_checkpoints_is_not_thrown_away(make, settings, f
     assert state(settings, folder, longer=True) == "again"
 
 
-def test_a_setting_that_is_gone_differs_only_if_it_was_set(config):
+def test_a_setting_that_is_gone_differs_only_if_it_was_set_and_others_have_todays_names(config):
     fd = replace(config, method="fd")
-    stored = fd.as_dict()
-    stored["fd"]["leave_one_out"] = False
-    assert differences(stored, fd) == []
-    stored["fd"]["leave_one_out"] = True
-    assert differences(stored, fd) == ["fd.leave_one_out: True → False"]
+    for value, expected in ((False, []), (True, ["fd.leave_one_out: True → (unknown)"])):
+        stored = fd.as_dict()
+        stored["fd"]["leave_one_out"] = value
+        assert differences(current(stored), fd) == expected
+    fedproto = updated(config, {"method": "fedproto", "fedproto": {"evaluated_by": "prototype"}})
+    stored = fedproto.as_dict()
+    stored["fedproto"]["judged"] = stored["fedproto"].pop("evaluated_by")
+    assert differences(current(stored), fedproto) == []
 
 
 def test_the_number_of_rounds_is_part_of_fedkd(config):

@@ -36,9 +36,9 @@ def test_every_client_is_covered_once_in_a_chunk_of_its_group(problem):
         for row, trips in zip(call.clients, call.trips, strict=True):
             assert np.all(row[trips * chunk :] == -1), "a client that no trip reaches"
             assert all(np.any(row[trip * chunk : (trip + 1) * chunk] >= 0) for trip in range(trips))
-            assert all(groups[client] == call.group for client in row if client >= 0)
+            assert all(groups[client] == call.kind for client in row if client >= 0)
     for group in set(groups[clients].tolist()) if clients else ():
-        trips = sum(int(call.trips.sum()) for call in calls if call.group == group)
+        trips = sum(int(call.trips.sum()) for call in calls if call.kind == group)
         assert trips == -(-int(np.sum(groups[clients] == group)) // chunk)
 
 

@@ -85,6 +85,7 @@ def test_the_bound_holds_for_plain_sgd_and_is_void_for_too_large_a_step():
     assert theory.bound(np.inf, **constants) == pytest.approx(floor)
 
 
+@pytest.mark.slow
 def test_extractors_trained_again_average_to_the_servers(config, dataset, partition):
     config = dataclasses.replace(config, architectures=("small_b",))
     programs = build(config, dataset, partition)
@@ -127,6 +128,7 @@ def test_the_theorems_rounds_are_the_visits_of_a_client(config):
     assert theory.visits_per_client(config, [1, 2]) == [1, 6 / len(set(np.ravel(drawn)))]
 
 
+@pytest.mark.slow
 def test_a_study_is_measured_drawn_and_told(config, tmp_path):
     settings = dataclasses.replace(config, synthetic_samples=240, architectures=("small_b",))
     lines: list[str] = []

@@ -33,6 +33,8 @@ def trained(tmp_path_factory):
     @cache
     def of(method, **changes):
         folder = tmp_path_factory.mktemp(method) / "run"
+        if method != "pfedafm":  # one architecture is compiled in half the time
+            changes = {"architectures": ("dense_b",), **changes}
         config = small_config(method, rounds=2, checkpoint_every=1, **changes)
         return folder, run(config, *small_data(), run_dir=folder, progress=False)
 
@@ -115,7 +117,8 @@ def test_a_newcomer_may_have_a_network_that_nobody_has_unless_all_have_one(train
 
 
 def test_an_unfinished_run_is_used_as_its_last_checkpoint_left_it(tmp_path):
-    config = small_config("standalone", rounds=3, checkpoint_every=1)
+    one = {"architectures": ("dense_b",)}
+    config = small_config("standalone", rounds=3, checkpoint_every=1, **one)
     with pytest.raises(ZeroDivisionError):
         run(config, *small_data(), run_dir=tmp_path / "run", progress=False, observers=[Stops()])
     said = []
@@ -125,7 +128,7 @@ def test_an_unfinished_run_is_used_as_its_last_checkpoint_left_it(tmp_path):
     start = opened.join(*(part[:20] for part in (small_data()[0].images, small_data()[0].labels)))
     assert start.card["finished"] is False and opened.client(0).card["accuracy"] == {}
     for number in {0, 1, 2, 3} - visited:  # a client that never took part is as it started
-        chex.assert_trees_all_equal(opened.client(number).params, opened._start(number, number % 2))
+        chex.assert_trees_all_equal(opened.client(number).params, opened._start(number, 0))
 
 
 class Stops:
@@ -148,7 +151,7 @@ class Stops:
 @pytest.mark.parametrize(
     ("images", "said"),
     [
-        (np.zeros((2, 4, 3, 1), np.uint8), r"uint8 \[2, 4, 3, 1\]; accepted: uint8 \(0 to 255\)"),
+        (np.zeros((2, 4, 3, 1), np.uint8), r"uint8 \[2, 4, 3, 1\]; accepted: uint8 \[num, "),
         (np.zeros((2, 3, 3, 1), np.float32), r"float32 \[2, 3, 3, 1\]; accepted"),
         ("nowhere.png", "images = 'nowhere.png' cannot be used; accepted: a .npy or .npz file"),
         (Path(__file__), "is not a readable image"),
@@ -288,11 +291,10 @@ def test_the_commands_predict_export_and_join(trained, tmp_path, capsys):
             predict.main([*words, "--images", str(tmp_path / "x.npy")])
 
 
-def test_held_out_clients_join_runs_side_by_side(tmp_path, capsys):
+def test_held_out_clients_join_runs_side_by_side(trained, tmp_path):
     for method in ("standalone", "fedproto"):
-        config = small_config(
-            method, dataset="synthetic", synthetic_samples=240, held_out_clients=2, rounds=1
-        )
+        some = {"dataset": "synthetic", "synthetic_samples": 240, "held_out_clients": 2}
+        config = small_config(method, rounds=1, architectures=("dense_b",), **some)
         run(config, run_dir=tmp_path / method, progress=False)
     folders = [str(tmp_path / "standalone"), str(tmp_path / "fedproto")]
     newcomers.main([*folders, "--visits", "2", "--out", str(tmp_path / "found")])
@@ -301,10 +303,4 @@ def test_held_out_clients_join_runs_side_by_side(tmp_path, capsys):
     assert "| FedProto (1 rounds) |" in (tmp_path / "found.md").read_text()
     assert (tmp_path / "found.png").stat().st_size > 5000
     with pytest.raises(PfedafmError, match="held_out_clients = 0 cannot be used"):
-        newcomers.joined(load_run(_without(tmp_path)), 1, None)
-
-
-def _without(tmp_path: Path) -> Path:
-    config = small_config("standalone", dataset="synthetic", synthetic_samples=240, rounds=1)
-    run(config, run_dir=tmp_path / "all", progress=False)
-    return tmp_path / "all"
+        newcomers.joined(load_run(trained("standalone")[0]), 1, None)

@@ -44,6 +44,7 @@ SETTINGS = [
 def start(folder: Path, *arguments: str, before: Sequence[str] = ()) -> subprocess.Popen:
     """The command with this run folder, as a user starts it; `before` stands before Python."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # compiling is most of its time
     environment.pop("XLA_FLAGS", None)
     words = [*before, sys.executable, __file__, "--run-dir", str(folder), *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -82,35 +83,26 @@ def individual(study: Study, found: Found) -> Outcome:
     rows, claims = [], []
     for dataset, axes in zip(study.datasets, row_of_axes, strict=True):
         label, runs = study.label(dataset), {r.config["method"]: r for r in at(found, dataset)}
-        accuracy = {name: run.clients["all_clients/accuracy"][-1] for name, run in runs.items()}
-        own = accuracy.pop("pfedafm", None)
+        ours, stated = runs.pop("pfedafm", None), f"{numbers.BETTER_CLIENTS[dataset]:.0f}"
+        text = f"{label}: most clients are better off with pFedAFM than with FedProto ({stated} %)."
+        claims.append(Claim(text, None))
+        for name, run in runs.items():
+            if ours is None:
+                continue
+            last = [one.clients["all_clients/accuracy"][-1] for one in (ours, run)]
+            gain = 100 * np.sort(last[0] - last[1])[::-1]
+            better, equal = 100 * float(np.mean(gain > 0)), 100 * float(np.mean(gain == 0))
+            paper = stated if name == "fedproto" else "–"
+            shares = [f"{better:.0f}", paper, f"{equal:.0f}", f"{gain.mean():+.2f}"]
+            rows.append([label, run.title, *shares, lengths([ours, run])])
+            shown = f"to {run.title}: better for {better:.0f} %"
+            axes.plot(gain, color=figures.method_colour(name), label=shown)
+            if name == "fedproto":
+                axes.fill_between(range(len(gain)), gain, color=figures.ORANGE, alpha=0.3)
+                claims[-1] = Claim(text, better > 50, f"{better:.0f} %")
+        axes.axhline(0, color=PAPER, linewidth=0.8)
         axes.set(title=label, xlabel="clients, sorted", ylabel="pFedAFM minus baseline, points")
-        gains = {} if own is None else {m: 100 * (own - other) for m, other in accuracy.items()}
-        best = max(accuracy, key=lambda name: accuracy[name].mean(), default="")
-        drawn = [name for name in dict.fromkeys(("fedproto", best)) if name in gains]
-        for name, kind in zip(drawn, ("bar", "step"), strict=False):
-            bars = np.sort(gains[name])[::-1]
-            extra = ", the best here" if name == best else ""
-            text = f"to {runs[name].title}{extra}: better for {100 * np.mean(bars > 0):.0f} %"
-            if kind == "bar":
-                colour = np.where(bars > 0, figures.BLUE, figures.ORANGE).tolist()
-                axes.bar(range(len(bars)), bars, width=1.0, color=colour, label=text)
-            else:
-                axes.step(range(len(bars)), bars, where="mid", color=PAPER, lw=1, label=text)
-        if drawn:
-            axes.legend(frameon=False, fontsize=8, loc="upper right")
-            axes.margins(x=0.01, y=0.2)
-        for name, gain in gains.items():
-            share, equal = 100 * float(np.mean(gain > 0)), 100 * float(np.mean(gain == 0))
-            stated = f"{numbers.BETTER_CLIENTS[dataset]:.0f}" if name == "fedproto" else "–"
-            rounds = lengths([runs["pfedafm"], runs[name]])
-            shares = [f"{share:.0f}", stated, f"{equal:.0f}", f"{gain.mean():+.2f}", rounds]
-            rows.append([label, runs[name].title, *shares])
-        better = 100 * float(np.mean(gains.get("fedproto", np.full(1, np.nan)) > 0))
-        text = f"{label}: most clients are better off with pFedAFM than with FedProto "
-        text += f"({numbers.BETTER_CLIENTS[dataset]:.0f} % there)."
-        told = Claim(text, better > 50, f"{better:.0f} %")
-        claims.append(told if "fedproto" in gains else Claim(text, None))
+        axes.legend(frameon=False, fontsize=7)
     columns = ("dataset", "baseline", "better for, % of clients", "paper", "equal, %")
     columns += ("mean gain, points", "rounds")
     notes = [
@@ -127,8 +119,7 @@ MEASURES = ("rounds", "floats, both ways", "FLOPs")
 
 def spent(run: Run, target: float) -> list[int] | None:
     """Rounds, floats and FLOPs of all participants until their mean accuracy reached a target."""
-    found = to_target(run.records, target)
-    amounts = [found[f"{name}_to_target"] for name in ("rounds", "floats", "flops")]
+    _, *amounts = to_target(run.records, target).values()
     return None if amounts[0] is None else amounts
 
 
@@ -155,26 +146,25 @@ def cost(study: Study, found: Found) -> Outcome:
     figure, [row_of_axes] = figures.panels(1, 3, 4.0, 3.6)
     for which, (axes, measure) in enumerate(zip(row_of_axes, MEASURES, strict=True)):
         for place, method in enumerate(methods):
-            colour, offset = figures.method_colour(method), (place - (len(methods) - 1) / 2)
-            places = np.arange(len(groups)) + offset * 0.8 / len(methods)
+            offset = (place - (len(methods) - 1) / 2) * 0.8 / len(methods)
             amounts = [(to.get(method) or [np.nan] * 3)[which] for to in groups.values()]
-            heights = [amount or np.nan for amount in amounts]
+            look: Any = {"width": 0.75 / len(methods), "color": figures.method_colour(method)}
             title = find_method(method).title
-            axes.bar(places, heights, width=0.75 / len(methods), color=colour, label=title)
-            for x, amount in zip(places, amounts, strict=True):
-                if not amount > 0:  # a bar of nothing is said in words
-                    word = "0" if amount == 0 else "not reached"
-                    axes.annotate(word, (x, 0.02), xycoords=("data", "axes fraction"), va="bottom",
-                                  ha="center", rotation=90, fontsize=7, color=colour)  # fmt: skip
+            places = np.arange(len(groups)) + offset
+            words: Any = {"fontsize": 7, "rotation": 90}
+            bars = axes.bar(places, amounts, label=title, **look)
+            shown = ["" if np.isnan(one) else human(one) for one in amounts]
+            axes.bar_label(bars, shown, padding=2, **words)
+            low: Any = {"transform": axes.get_xaxis_transform(), "ha": "center", **words}
+            for x in places[np.isnan(np.array(amounts, float))]:
+                axes.text(x, 0.02, "not reached", color=look["color"], **low)
         if which == 1 and any(to and to[1] for group in groups.values() for to in group.values()):
             axes.set_yscale("log")
-            axes.minorticks_off()
-        if which == 0:
-            figures.whole_numbers(axes.yaxis)
         axes.yaxis.set_major_formatter(lambda value, _: human(value))
         labels = [label.replace(" to ", "\n") for label in groups]
         axes.set_xticks(range(len(groups)), labels, fontsize=8)
         axes.set(title=f"{measure} to the target")
+        axes.margins(y=0.2)
     figures.legend_below(figure)
     columns = ("target", "method", *MEASURES, "best, %", "of rounds")
     pairs = [(to.get("pfedafm"), to.get("fedproto")) for to in groups.values()]

@@ -34,9 +34,9 @@ def _accuracy(family: str, about: str) -> Item:
     return Item(about, tasks, partial(tables.accuracy_table, family=family))
 
 
-def _uneven(axis: case_studies.Axis) -> Item:
-    tasks = partial(case_studies.uneven_tasks, axis=axis)
-    return Item(axis.title, tasks, partial(case_studies.uneven, axis=axis))
+def _along(axis: case_studies.Axis) -> Item:
+    tasks = partial(case_studies.along_tasks, axis=axis)
+    return Item(axis.title, tasks, partial(case_studies.along, axis=axis))
 
 
 def theory_task(study: Study) -> Task:
@@ -77,9 +77,9 @@ ITEMS = {
     "fig-convergence": Item("accuracy by round", _P.convergence_tasks, _P.convergence),
     "fig-individual": Item("each client, pFedAFM minus FedProto", _P.pair_tasks, _P.individual, _P.all_tasks),
     "fig-cost": Item("rounds, floats and FLOPs to 90 % and 50 %", _P.pair_tasks, _P.cost),
-    "fig-pathological": _uneven(_C.CLASSES),
-    "fig-dirichlet": _uneven(_C.GAMMA),
-    "fig-mix-lr": Item("learning rate of the mix vector", _C.mix_rate_tasks, _C.mix_rate),
+    "fig-pathological": _along(_C.CLASSES),
+    "fig-dirichlet": _along(_C.GAMMA),
+    "fig-mix-lr": _along(_C.MIX_RATE),
     "fig-mix-mean": Item("mean of the mix vector by round", _C.own_tasks, _C.mix_mean),
     "fig-ablation-models": Item("small, large and mixed model", _C.own_tasks, _C.parts),
     "fig-ablation-training": Item("end-to-end and iterative training", _C.training_tasks, _C.training),

@@ -1,8 +1,7 @@
-"""What an item gives: tables, the paper's claims beside what was seen here, and a picture."""
+"""The result of an item: tables, the paper's claims beside our findings, and a plot."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +63,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Claim:
-    """Something the paper says, and whether it was seen here; None: nothing to tell it by."""
+    """A claim of the paper, and whether it holds here; None: not enough data."""
 
     text: str
     seen: bool | None
@@ -76,7 +75,7 @@ class Claim:
 
 
 def everywhere(text: str, seen: Sequence[bool], where: str) -> Claim:
-    """A claim that must hold at each of several places; `where` says what they are.
+    """A claim that must hold at each of several points; `where` says what these are.
 
     >>> everywhere("It is above.", [True, False], "points").line()
     'It is above. Here: no, at 1 of 2 points.'
@@ -104,15 +103,11 @@ class Outcome:
         return "\n\n".join(part for part in (*parts, *self.notes) if part) + "\n"
 
     def save(self, folder: Path, item: str, head: str = "") -> list[Path]:
-        """Writes `item.md`, `item.png` and `item.json`; returns their paths."""
+        """Writes `item.md` and `item.png`; returns their paths."""
         folder.mkdir(parents=True, exist_ok=True)
         picture = plots.save(self.figure, folder / f"{item}.png")
-        content = {"item": item, "title": self.title, "about": head, "notes": list(self.notes)}
-        content["tables"] = [asdict(table) for table in self.tables]
-        content["claims"] = [asdict(claim) for claim in self.claims]
         write_atomically(folder / f"{item}.md", self.markdown(head, picture.name))
-        write_atomically(folder / f"{item}.json", json.dumps(content, indent=2) + "\n")
-        return [folder / f"{item}.md", folder / f"{item}.json", picture]
+        return [folder / f"{item}.md", picture]
 
     def show(self) -> None:
         console.print(f"\n{self.title}", style="bold")

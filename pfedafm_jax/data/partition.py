@@ -1,4 +1,4 @@
-"""Which client holds which images: splits that are drawn, and those that come with the data."""
+"""Which client has which images: random splits, and those that come with the data."""
 
 import math
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ class Partition:
         return replace(self, **{part: getattr(self, part)[clients] for part in PARTS})
 
     def check(self, num_images: int, num_clients: int) -> "Partition":
-        """Raises `PfedafmError` where it cannot be that of so many images and clients; itself."""
+        """Returns itself, or raises `PfedafmError` if it does not fit these numbers."""
         parts = {part: getattr(self, part) for part in PARTS}
         for part, arrays in parts.items():
             if len(arrays) != num_clients:
@@ -72,7 +72,7 @@ class Partition:
         return self
 
     def class_counts(self, labels: np.ndarray, num_classes: int) -> np.ndarray:
-        """int64 [clients, classes]: how many images of a class a client holds, all parts together.
+        """int64 [clients, classes]: how many images of each class a client has, in all parts.
 
         >>> train, nothing = (np.array([0, 1, 2]), np.array([3])), (np.zeros(0, int),) * 2
         >>> Partition(train, nothing, nothing).class_counts(np.array([0, 0, 2, 1]), num_classes=3)
@@ -144,10 +144,10 @@ def make_partition(
             `users` says.
         classes_per_client: pathological only.
         gamma: Dirichlet only; the smaller, the more unequal.
-        protocol: "paper": all images are dealt, then each client's are cut into train and test by
-            `test_fraction`, class by class; "authors", as in the released code: four fifths of the
-            official training images and all official test images, both dealt in the same
-            proportions; `test_fraction` does not matter.
+        protocol: "paper": all images are split over clients, then each client's into train and test
+            by `test_fraction`, class by class; "authors", as in the released code: four fifths of
+            the official training images and all official test images, both split in the same
+            proportions; `test_fraction` is ignored.
         test_fraction: of a client's images.
         validation_fraction: of a client's training images, set apart.
         min_samples: Dirichlet only.
@@ -187,8 +187,14 @@ def make_partition(
     streams = map(np.random.PCG64, np.random.SeedSequence(seed).spawn(5))
     share_rng, keep_rng, order_rng, cut_rng, validation_rng = map(np.random.Generator, streams)
 
-    told = {"pathological": f"{classes_per_client} of {num_classes} classes a client"}
-    told |= {"dirichlet": f"Dirichlet({gamma:g})", "iid": "an even share of every class a client"}
+    told = {
+        "pathological": f"{classes_per_client} of {num_classes} classes a client",
+        "dirichlet": f"Dirichlet({gamma:g})",
+        "iid": "an even share of every class a client",
+        "natural": "the data's own users",
+    }
+    own = kind == "natural" and protocol == "authors"
+    about = f"{told[kind]}, {'their own test images' if own else f'{protocol} protocol'}"
     # A pool is dealt as a whole; of `least` every client needs so that no part of its is empty.
     held_out = 1 if validation_fraction > 0 else 0
     if protocol == "paper":
@@ -198,16 +204,20 @@ def make_partition(
         pools, least = [kept, np.arange(num_train, len(labels))], [1 + held_out, 1]
     if kind == "natural":
         if users is None:
-            raise bad("partition", kind, "for data that says whose images are whose (user in npz)")
+            raise bad(
+                "partition", kind, "for data that say whose is what: user in npz, folder:, leaf:"
+            )
         there = len(np.unique(users))
         if len(users) != num or there != num_clients:
             raise bad("num_clients", num_clients, f"{there}, the users of the data")
         if protocol == "authors":  # the data's own training and test images
             pools = [np.arange(num_train), np.arange(num_train, num)]
-        dealt = [[pool[users[pool] == one] for one in range(num_clients)] for pool in pools]
+        order = [pool[np.argsort(users[pool], kind="stable")] for pool in pools]
+        ends = [np.cumsum(np.bincount(users[pool], minlength=num_clients)) for pool in pools]
+        dealt = [np.split(rows, end[:-1]) for rows, end in zip(order, ends, strict=True)]
         dealt = [[order_rng.permutation(mine) for mine in pool] for pool in dealt]
-        return _parts(dealt, labels, cut_rng, validation_rng, test_fraction, validation_fraction,
-                      "the data's own users")  # fmt: skip
+        rngs = cut_rng, validation_rng
+        return _parts(dealt, labels, *rngs, test_fraction, validation_fraction, about)
     sizes = [np.bincount(labels[pool], minlength=num_classes) for pool in pools]
     if kind == "iid":
         counts = even_counts(share_rng, num_clients, sizes, least)
@@ -224,7 +234,7 @@ def make_partition(
     both = zip(pools, counts, strict=True)
     dealt = [_hand_out(order_rng, labels, pool, count) for pool, count in both]
     rngs = cut_rng, validation_rng
-    return _parts(dealt, labels, *rngs, test_fraction, validation_fraction, told[kind])
+    return _parts(dealt, labels, *rngs, test_fraction, validation_fraction, about)
 
 
 def _parts(
@@ -258,7 +268,7 @@ def _hand_out(
     dealt: list[list[np.ndarray]] = [[] for _ in range(len(counts))]
     for cls in range(counts.shape[1]):
         indices = rng.permutation(pool[labels[pool] == cls])
-        # What lies beyond the last cut belongs to nobody (a class without owners).
+        # What lies beyond the last cut is unused (a class without owners).
         for mine, share in zip(dealt, np.split(indices, np.cumsum(counts[:, cls])), strict=False):
             mine.append(share)
     return [np.concatenate(shares) for shares in dealt]
@@ -271,7 +281,7 @@ def _cut(
     wanted = max(0, min(max(round(len(mine) * fraction), 1), len(mine) - 1 - reserve))
     mine = mine[np.argsort(labels[mine], kind="stable")]  # `_hand_out` has shuffled within a class
     classes, starts, sizes = np.unique(labels[mine], return_index=True, return_counts=True)
-    # Ties in the rounding go to random classes, else the first would be tested on more everywhere.
+    # Rounding ties go to random classes, else the first ones would always get more test images.
     order = rng.permutation(len(classes))
     taken = np.zeros(len(classes), np.int64)
     taken[order] = apportion(wanted, sizes[order])

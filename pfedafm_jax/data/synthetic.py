@@ -1,8 +1,8 @@
-"""Images with class structure made from nothing, for trying things out and for tests.
+"""Synthetic images with class structure, for trying things out and for tests.
 
 Every class has a few smooth random patterns. An image is one of them, shifted, at a random
-contrast, with a smooth pattern that belongs to no class laid over it, and noise. A small network
-learns it within a few epochs, and not all at once.
+contrast, overlaid with a smooth pattern of no class, and noise. A small network
+learns this within a few epochs, but not in one.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ PATTERNS_PER_CLASS = 3
 NUM_DISTRACTORS = 32
 MAX_SHIFT = 4
 SIGNAL, DISTRACTION, NOISE = 30, 45, 70  # amplitudes, in grey levels of 256
-AT_A_TIME = 64  # images that stay in the processor's cache
+AT_A_TIME = 64  # images at a time, so that they stay in the processor's cache
 
 
 def make_synthetic(
@@ -22,7 +22,7 @@ def make_synthetic(
 ) -> Arrays:
     """Five sixths training, one sixth test images: uint8 [num, image_size, image_size, 3].
 
-    The same arguments give the same images on every machine. Classes are of equal size, or nearly.
+    The same arguments give the same images on every machine. Class sizes are equal, or nearly so.
     """
     least = {"num_classes": 2, "num_samples": 2 * num_classes, "seed": 0, "image_size": 4}
     for name, value in zip(least, (num_classes, num_samples, seed, image_size), strict=True):

@@ -1,10 +1,10 @@
-"""TensorFlow Datasets, without TensorFlow: CIFAR, and other image classification by its name.
+"""TensorFlow Datasets without TensorFlow: CIFAR, and other image classification datasets by name.
 
-What is prepared is read without TensorFlow. TFDS itself needs it to unpack CIFAR's archive and to
-encode its images, and for nothing else there: the builder below does those steps with the standard
+Prepared datasets are read without TensorFlow. TFDS needs it only to unpack CIFAR's archive and to
+encode its images: the builder below does that with the standard
 library and Pillow, under the stock name, version and layout, so that a folder it prepares is an
-ordinary TFDS folder and the other way round. Other datasets are prepared by TFDS itself; where
-TensorFlow is missing, the message says how to prepare one elsewhere.
+ordinary TFDS folder and vice versa. Other datasets are prepared by TFDS itself; if
+TensorFlow is missing, the error says how to prepare one elsewhere.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ REACH_SECONDS = 6.0
 
 
 def default_dir() -> Path:
-    """Where TFDS keeps its datasets unless told otherwise."""
+    """Where TFDS keeps its datasets by default."""
     return Path(os.path.expanduser(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"))
 
 
@@ -67,9 +67,9 @@ def download_cifar(cifar: Cifar, tfds_dir: Path) -> Arrays:
 
 
 def _split(builder: Any, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of a split in their official order, which the ids of the examples tell.
+    """Images and labels of a split in the official order, which is in the examples' ids.
 
-    One that is missing or there twice is found by the sums of the whole.
+    The checksums of the whole detect a missing or repeated example.
     """
     num = builder.info.splits[split].num_examples
     images, labels = np.zeros((num, IMAGE_SIZE, IMAGE_SIZE, 3), np.uint8), np.zeros(num, np.uint8)
@@ -108,7 +108,7 @@ def _builder(cifar: Cifar, tfds_dir: Path) -> Any:
             rows = np.frombuffer(raw, np.uint8).reshape(-1, len(keys) + IMAGE_BYTES)
             for index, row in enumerate(rows):
                 pixels = row[len(keys) :].reshape(3, IMAGE_SIZE, IMAGE_SIZE).transpose(1, 2, 0)
-                # A picture, since to encode an array TFDS would need TensorFlow.
+                # A Pillow image, since TFDS would need TensorFlow to encode an array.
                 picture = Image.fromarray(np.ascontiguousarray(pixels))
                 labels = dict(zip(keys, row.tolist(), strict=False))
                 yield index, {"id": f"{split_prefix}_{index:05d}", "image": picture, **labels}
@@ -122,7 +122,7 @@ def _builder(cifar: Cifar, tfds_dir: Path) -> Any:
 def read_tfds(
     name: str, data_dir: Path | None, image_size: int = 0, *, offline: bool = False, log: Log
 ) -> Found:
-    """The `train` and, where there is one, the `test` split of `mnist`, or `name/config`."""
+    """The `train` and, if there is one, the `test` split of `mnist`, or `name/config`."""
     root = default_dir() if data_dir is None else data_dir
     with naming(f"tfds:{name} in {root}"):
         import tensorflow_datasets as tfds  # slow to import, and needed only here
@@ -150,7 +150,7 @@ def read_tfds(
 
 
 def _prepare_any(tfds: Any, name: str, root: Path, offline: bool, log: Log) -> Path:
-    """Has TFDS download and prepare a dataset; the folder. The error says how to do it elsewhere."""
+    """Has TFDS prepare a dataset; returns its folder. The error says how to do it elsewhere."""
     elsewhere = (
         f"prepare it where TensorFlow is installed (tfds build {name} --file_format=array_record, "
         f"or tfds.load({name!r})) and give that TFDS folder: --data-dir FOLDER"
@@ -186,18 +186,18 @@ def _picture(pixels: np.ndarray, folder: Path) -> Image.Image:
 
 
 def _prepare(builder: Any, url: str | None, name: str, advice: str = "") -> Path:
-    """Downloads and prepares; the folder. Fails within seconds if the host is out of reach."""
+    """Downloads and prepares; returns the folder. Fails in seconds if the host is unreachable."""
     with naming(f"TFDS could not prepare {name}{advice}"):
-        if url:  # TFDS retries an unreachable host for minutes without a word
+        if url:  # TFDS silently retries an unreachable host for minutes
             _check_reachable(url)
-        with contextlib.redirect_stdout(sys.stderr):  # standard output belongs to our own results
+        with contextlib.redirect_stdout(sys.stderr):  # standard output is for our own results
             builder.download_and_prepare()
     return Path(str(builder.data_path))
 
 
 def _check_reachable(url: str, seconds: float = REACH_SECONDS) -> None:
     """Raise unless the host of `url` answers a request for it within `seconds`."""
-    import requests  # what TFDS downloads with: the same proxies and certificates apply
+    import requests  # as TFDS does, so that the same proxies and certificates apply
 
     problem: list[str] = ["no answer"]
 
@@ -208,7 +208,7 @@ def _check_reachable(url: str, seconds: float = REACH_SECONDS) -> None:
         except Exception as error:
             problem[0] = type(error).__name__
 
-    # In a thread, because name resolution knows no timeout.
+    # In a thread, because name resolution has no timeout.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(2 * seconds)
@@ -231,7 +231,7 @@ def _examples(builder: Any, split: str) -> Iterator[dict[str, Any]]:
     """The examples of a prepared split, decoded."""
     paths = [Path(str(path)) for path in builder.info.splits[split].filepaths]
     if any(".tfrecord" in path.name for path in paths):
-        # TFDS reads this form only through TensorFlow, yet the framing is simple.
+        # TFDS reads this format only through TensorFlow, but the framing is simple.
         for path in paths:
             for record in _tfrecords(path):
                 yield builder.info.features.deserialize_example_np(record)
@@ -243,7 +243,7 @@ def _tfrecords(path: Path) -> Iterator[bytes]:
     """Records of a file, each between 8 bytes of length, 4 of checksum, and 4 of checksum."""
     content, offset = read_bytes(path), 0
     while offset < len(content):
-        # The checksums are left alone: all images are held against their official sums afterwards.
+        # The checksums are ignored: all images are checked against the official sums afterwards.
         start = offset + 12
         end = start + int.from_bytes(content[offset : offset + 8], "little")
         if end + 4 > len(content):

@@ -1,4 +1,4 @@
-"""From one client to many: state, programs and rounds; the client store, the schedule, devices and
+"""From one client to many: state, compiled programs and rounds; client store, schedule, devices,
 processes."""
 
 from pfedafm_jax.engine.devices import Devices, setup_devices

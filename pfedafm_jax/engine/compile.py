@@ -1,10 +1,10 @@
-"""From what a run depends on to its compiled programs.
+"""Compiles the programs of a run.
 
-What is compiled depends on `Form` alone and is kept for the process, so that runs of other seeds
-share it. There are two layouts. In a *loop* a device goes through its clients one after another,
-one program an architecture: a core does one product best. In *lockstep* it trains all its clients
-at once, architectures of one family padded to one program, and no loop waits for the host: a GPU is
-filled by many clients and slowed down by every launch.
+They depend only on its `Form` and are kept in memory, so that runs with other seeds share them.
+There are two layouts. In the *loop* layout a device trains its clients one after another, with one
+program per architecture: a CPU core is fastest at a single matrix product. In *lockstep* a device
+trains all its clients at once, architectures of a family padded into one program, and no loop waits
+for the host: a GPU needs many clients to be busy, and every kernel launch costs time.
 """
 
 from collections import Counter
@@ -20,53 +20,62 @@ from pfedafm_jax.engine.devices import Devices, matmul_precision, sum_over_devic
 from pfedafm_jax.engine.rows import place, take
 from pfedafm_jax.engine.schedule import slots_per_device
 from pfedafm_jax.engine.visit import (
+    SERVER_KEY,
     Common,
     Slots,
     Stage,
     Totals,
+    client_key,
     evaluate,
     over_slots,
     work,
     zero_totals,
 )
 from pfedafm_jax.families import Kind, kinds_of, widen
-from pfedafm_jax.methods.base import Method, Server, average
+from pfedafm_jax.methods.base import Method, Server, average, if_any, next_broadcast
 from pfedafm_jax.models import Architecture
+from pfedafm_jax.statistics import OWN, own_statistics
 
 Tree = Any
 TRACED: Counter[str] = Counter()
-"""How often programs were traced, by kind: a second round, or a second seed, must not add to it."""
-MEMORY_USED = 0.8  # of what a device has, for clients that train at once
-KEPT = 8  # forms of a run whose programs are kept
+"""How often each program was traced: a second round, or a second seed, must not add to it."""
+MEMORY_USED = 0.8  # fraction of a device's memory for clients that train at once
+KEPT = 8  # number of forms whose programs are kept
 
 
 class Form(NamedTuple):
-    """All that the compiled programs of a run depend on."""
+    """Everything that the compiled programs of a run depend on."""
 
-    method: Any  # the tree structure of the method but for its numbers
+    method: Any  # the tree structure of the method, without its numbers
     architectures: tuple[Architecture, ...]
     num_images: int
-    train_width: int  # longest row of the tables of clients' data
-    test_width: int
+    train_width: int  # width of the table of clients' training rows
+    test_width: int  # and of their test rows
     devices: Devices
     num_participants: int
     lockstep: bool
-    clients_per_step: int  # 0: one in a loop; all that fall to a device, and fit, in lockstep
-    precision: str  # of products, see `matmul_precision`
-    kernels: str  # which form of the kernels is traced
-    runs: int = 1  # that go through the programs together, in lockstep
+    clients_per_step: int  # 0: one in a loop; in lockstep, as many of a device's as fit its memory
+    precision: str  # of matrix products, see `matmul_precision`
+    kernels: str  # which implementation of the kernels is traced
+    runs: int = 1  # runs that share one program, see `together.py`
     stages: tuple[str, ...] = ()  # the programs that are needed; empty: all
 
+    @property
+    def images(self) -> Any:
+        """The shape of all images."""
+        return self.architectures[0].stored(self.num_images)
+
     def step(self, share: float = 1.0) -> int:
-        """Clients that a device trains at once, where this share of participants comes together."""
+        """Clients that a device trains at once, of this share of the participants."""
         if self.clients_per_step or not self.lockstep:
             return self.clients_per_step or 1
-        # Twice the mean share of an architecture of its own, since it is drawn more or less often.
+        # Twice the mean share of one kind of several, since the number drawn varies.
         even = self.num_participants * min(1.0, 2 * share if share < 1 else 1.0)
         most = -(-int(np.ceil(even)) // len(self.devices))
         if self.devices.memory:
-            images = self.num_images * int(np.prod(self.architectures[0].image_shape))
-            room = self.devices.memory * MEMORY_USED - images
+            room = self.devices.memory * MEMORY_USED - _bytes(self.images)
+            if shapes_of(self).common.method.sees_uploads:  # those before a call and after it
+                room -= 2 * _bytes(shapes_of(self).totals)
             most = min(most, int(room / (self.runs * client_bytes(self))))
         return max(1, most)
 
@@ -78,57 +87,58 @@ class Form(NamedTuple):
         return slots_per_device(self.num_participants, round(1 / share), len(self.devices), size)
 
     def share(self, kind: Kind) -> float:
-        """Which part of the clients is of this kind."""
+        """The share of the clients that are of this kind."""
         return len(kind.members) / len(self.architectures)
 
 
 class Shapes(NamedTuple):
-    """Shapes of what programs work on."""
+    """Shapes of the programs' arguments."""
 
     common: Common
     slot: Slots
-    starts: tuple[Tree, ...]  # a client's state, by architecture
+    starts: tuple[Tree, ...]  # one client's state, for each architecture
     kinds: tuple[Kind, ...]
-    states: tuple[Tree, ...]  # a client's state as the programs of its kind have it
-    parts: Tree  # of a client's state, for the stage that all share
-    totals: tuple[Totals, ...]  # of training and, if there is one, of the shared stage
+    states: tuple[Tree, ...]  # one client's state, padded, for each kind
+    parts: Tree  # the parts of a client's state that the shared stage reads
+    totals: tuple[Totals, ...]  # of training and, if any, of the shared stage
 
 
 class Compiled(NamedTuple):
-    """Programs of all stages; `train` and `evaluate` have one for each kind of client.
+    """The compiled programs of a run; `train` and `evaluate` have one for each kind of client.
 
-    A stage is `(common, totals, states, slots, trips) -> Worked`, all of it `[devices, …]`.
+    A stage is `(common, totals, states, slots, trips) -> Worked`, with arrays `[devices, …]`.
     """
 
     train: tuple[Callable, ...]
     evaluate: tuple[Callable, ...]  # its totals are empty
-    shared: Callable | None  # for clients of all architectures together, if there is such a stage
-    update: Callable | None  # (method, server, [Totals]) -> the next server; None: no uploads
-    sum: Callable | None  # [Totals] of the stages, over the devices
-    place: tuple[Callable, ...]  # in lockstep, by architecture, see `rows.py`
+    shared: Callable | None  # the stage that all architectures share; None: there is none
+    # (method, server, [Totals], participants, key, round) -> the next server; None: no uploads
+    update: Callable | None
+    sum: Callable | None  # sums the stages' [Totals] over the devices
+    place: tuple[Callable, ...]  # in lockstep, for each architecture, see `rows.py`
     take: tuple[Callable, ...]
-    zeros: tuple[Totals, ...]  # empty totals of `train` and, if there is one, `shared`
-    numbers: tuple[str, ...]  # names of what is reported for each participant
+    zeros: tuple[Totals, ...]  # zero totals for `train` and, if any, `shared`
+    numbers: tuple[str, ...]  # names of the numbers reported for each participant
     shapes: Shapes
 
 
 @partial(jax.jit, static_argnums=2)
 def init_client(method: Method, key: jax.Array, architecture: Architecture) -> Tree:
-    """A client's start as one program: op by op it takes many seconds."""
-    return method.init_client(key, architecture)
+    """A client's initial state; jitted, since op by op it takes many seconds."""
+    return {**method.init_client(key, architecture), **own_statistics(method, key)}
 
 
 @jax.jit
 def init_server(method: Method, key: jax.Array) -> Server:
-    """The first broadcast as one program."""
+    """The first broadcast; jitted for the same reason."""
     return method.init_server(key)
 
 
 @lru_cache(maxsize=KEPT)
 def compiled(form: Form) -> Compiled:
-    """All programs for runs of this form, several compiled at a time."""
+    """The programs for runs of this form; several are compiled at a time."""
     shapes, found, numbers = shapes_of(form), {}, {}
-    # One program is traced while others are compiled.
+    # Tracing holds the GIL, compiling does not: trace one program while others compile.
     with ThreadPoolExecutor(max_workers=4) as pool:
         for name, program in traced(form, shapes):
             found.setdefault(name, []).append(pool.submit(program.compile))
@@ -147,17 +157,16 @@ def compiled(form: Form) -> Compiled:
 
 @lru_cache(maxsize=KEPT)
 def shapes_of(form: Form) -> Shapes:
-    """The shapes of a run's arrays."""
-    # Numbers of a method are float32 but for the seed, its last.
+    """The shapes of the programs' arguments, for runs of this form."""
+    # A method's leaves are float32, except the last, its seed.
     leaves = [_shape(dtype=np.float32)] * (form.method.num_leaves - 1) + [_shape(dtype=np.uint32)]
     method: Method = jax.tree.unflatten(form.method, leaves)
     key = jax.random.key(0)
     server = jax.eval_shape(init_server, method, key)
-    images = _shape(form.num_images, *form.architectures[0].image_shape, dtype=np.uint8)
     key_data = jax.eval_shape(jax.random.key_data, key)
-    common = Common(method, images, _shape(form.num_images), server, key_data, _shape())
+    common = Common(method, form.images, _shape(form.num_images), server, key_data, _shape())
     train, test = _shape(form.train_width), _shape(form.test_width)
-    slot = Slots(_shape(), train, _shape(), test, _shape(), _shape(dtype=np.float32))
+    slot = Slots(_shape(), train, _shape(), test, _shape(), _shape(dtype=np.float32), _shape())
     starts = tuple(
         jax.eval_shape(partial(init_client, architecture=architecture), method, key)
         for architecture in form.architectures
@@ -170,26 +179,28 @@ def shapes_of(form: Form) -> Shapes:
         for kind in kinds
         for first in kind.members[:1]
     )
-    parts = {name: starts[0][name] for name in method.shared_parts}
-    totals = [zero_totals(form.architectures[0], common, starts[0], slot)]
-    totals += [zero_totals(None, common, parts, slot)] if parts else []
+    shared = (*method.shared_parts, OWN) if method.shared_parts else ()
+    parts = {name: starts[0][name] for name in shared if name in starts[0]}
+    count = form.num_participants
+    totals = [zero_totals(form.architectures[0], common, starts[0], slot, count)]
+    totals += [zero_totals(None, common, parts, slot, count)] if parts else []
     return Shapes(common, slot, starts, kinds, states, parts, tuple(totals))
 
 
 @lru_cache(maxsize=KEPT)
 def client_bytes(form: Form) -> int:
-    """Memory that a client in training takes on a device, at most: a model of it.
+    """An upper estimate of the bytes that a client in training takes on a device.
 
-    Weights, gradients, momenta and a copy of everything that it may train, and what goes into and
-    out of the products of a batch in its own and in the shared network.
-    `benchmarks/gpu_programs.py` has the compiler's figures beside it.
+    It counts weights, gradients, momenta and a copy of everything that may be trained, and for one
+    batch the inputs and outputs of the products in the client's own and in the shared network.
+    `benchmarks/gpu_programs.py` compares it with the compiler's figures.
     """
     shapes = shapes_of(form)
     method = shapes.common.method
     state = max(_bytes((state, shapes.common.server)) for state in shapes.states)
     networks = *(kind.architecture for kind in shapes.kinds), method.shared
     pass_ = max(one.activations for one in networks[:-1]) + networks[-1].activations
-    rows = form.train_width + method.training.batch_size  # features of a frozen network are kept
+    rows = form.train_width + method.training.batch_size  # of the frozen extractor's features
     kept = rows * method.shared.feature_size
     return 4 * state + 4 * (pass_ * method.training.batch_size + kept)
 
@@ -199,7 +210,7 @@ def _bytes(tree: Tree) -> int:
 
 
 def traced(form: Form, shapes: Shapes) -> Iterator[tuple[str, Any]]:
-    """The programs of a run by their names in `Compiled`, traced and ready to be compiled."""
+    """Yields the lowered programs of a run with their names in `Compiled`."""
     for name, trace in _programs(form, shapes):
         if not form.stages or name in form.stages:
             yield name, trace()
@@ -212,7 +223,7 @@ def _programs(form: Form, shapes: Shapes) -> Iterator[tuple[str, Callable[[], An
         def trace() -> Any:
             TRACED[name] += 1
             program = over_slots(work, architecture, form.step(share), form.lockstep, form.runs)
-            donate = () if work is evaluate else (2,)  # trained states take the old ones' place
+            donate = () if work is evaluate else (2,)  # trained states overwrite the old ones
             rows = form.runs * form.slots(share)
             states, slots = (_spread(devices, one, rows) for one in (state, shapes.slot))
             sums, trips = _spread(devices, _runs(form, totals)), _spread(devices, _shape())
@@ -243,24 +254,36 @@ def _programs(form: Form, shapes: Shapes) -> Iterator[tuple[str, Callable[[], An
     if not jax.tree.leaves(shapes.totals):
         return
 
-    def update(method: Method, server: Server, totals: list[Totals]) -> Server:
+    def update(
+        method: Method,
+        server: Server,
+        totals: list[Totals],
+        participants: jax.Array,
+        key: jax.Array,
+        number: jax.Array,
+    ) -> Server:
         TRACED["update"] += 1
         numerator = {name: part for stage in totals for name, part in stage.numerator.items()}
         weight = {name: part for stage in totals for name, part in stage.weight.items()}
-        return method.server_update(server, average(server, numerator, weight))
+        if not method.sees_uploads:
+            new = method.server_update(server, average(server, numerator, weight))
+            return if_any(weight, new, server)
+        own = client_key(jax.random.wrap_key_data(key), number, SERVER_KEY)
+        return next_broadcast(method, server, participants, numerator, weight, own)
 
     def trace_update() -> Any:
         every = jax.vmap(update) if form.runs > 1 else update
         with matmul_precision(form.precision):
-            return jax.jit(every).lower(*devices.everywhere((common.method, common.server, totals)))
+            return jax.jit(every).lower(*devices.everywhere(arguments))
 
-    totals = _runs(form, list(shapes.totals))
+    totals, drawn = _runs(form, (list(shapes.totals), _shape(form.num_participants)))
+    arguments = common.method, common.server, totals, drawn, common.key, common.round
     yield "update", trace_update
     yield "sum", partial(devices.lowered, sum_over_devices, (_spread(devices, totals),), (0,), None)
 
 
 def _runs(form: Form, tree: Tree) -> Tree:
-    """Shapes with the runs in front, where there are several."""
+    """Shapes with a leading axis of runs, if there are several."""
     front = (form.runs,) if form.runs > 1 else ()
     return jax.tree.map(lambda leaf: _shape(*front, *leaf.shape, dtype=leaf.dtype), tree)
 
@@ -270,7 +293,7 @@ def _shape(*shape: int, dtype: Any = np.int32) -> Any:
 
 
 def _spread(devices: Devices, tree: Tree, *rows: int) -> Tree:
-    """Shapes with the devices, and so many rows on each, in front."""
+    """Shapes with leading axes of devices and, if given, of rows per device."""
     front = (len(devices), *rows)
     return jax.tree.map(lambda leaf: _shape(*front, *leaf.shape, dtype=leaf.dtype), tree)
 

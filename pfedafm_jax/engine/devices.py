@@ -1,4 +1,4 @@
-"""The one place that knows about devices: how functions are spread over them, sums joined."""
+"""The one module that knows about devices: it runs functions on all of them and sums over them."""
 
 import contextlib
 import ctypes
@@ -26,22 +26,22 @@ Tree = Any
 
 
 def setup_devices(count: int = 0, cache: bool = True) -> None:
-    """Gives JAX one CPU device per core (or `count`) and a compilation cache; call it first.
+    """Gives JAX one CPU device per core (or `count`) and a persistent compilation cache.
 
-    One client per core beats one client on all cores. Once JAX has started, or on a GPU, the count
-    changes nothing.
+    Call it before anything else uses JAX; the count has no effect later, or on GPUs. One client per
+    core is faster than one client on all cores.
     """
     logging.getLogger("jax._src.xla_bridge").addFilter(_without_driver)
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", count or os.cpu_count() or 1)
-    threadpool_limits(limits=1, user_api="blas")  # LAPACK's own threads fight with several devices
+    threadpool_limits(limits=1, user_api="blas")  # LAPACK's threads would compete with devices
     _keep_memory()
     if cache:
         _cache(jax.config.jax_compilation_cache_dir)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _without_driver(record: logging.LogRecord) -> bool:
-    """JAX's traceback where CUDA is installed and there is no driver, as one line."""
+    """Shortens JAX's traceback to one line if CUDA is installed without a driver."""
     if record.exc_info and "plugin configuration error" in str(record.msg):
         why = str(record.exc_info[1]).splitlines()[0].split(";")[0].split(": ", 1)[-1]
         record.msg = f"warning: no GPU can be used, so the CPU is; JAX says: {why}"
@@ -50,8 +50,8 @@ def _without_driver(record: logging.LogRecord) -> bool:
 
 
 def _cache(chosen: str | None) -> None:
-    """Has JAX keep compiled programs; a folder that cannot be written costs one line."""
-    # It may fill up or go later, which costs time only.
+    """Turns on JAX's compilation cache; warns in one line if its folder cannot be written."""
+    # If the cache fails later, that costs only time.
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
     if chosen and "://" in chosen:
         return
@@ -70,22 +70,23 @@ def _cache(chosen: str | None) -> None:
 
 
 def _keep_memory() -> None:
-    """Has the C library keep what is freed: XLA frees and takes the same hundred megabytes every
-    round, and each time the system would have to clear them anew, a tenth of a round."""
-    with contextlib.suppress(OSError, AttributeError):  # only glibc has it
-        # Thresholds of mmap and of trimming, and what is kept on top.
+    """Makes the C library keep freed memory: XLA frees and allocates the same hundred megabytes
+    every round, and having the system clear them each time takes a tenth of a round."""
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has `mallopt`
+        # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD.
         for option, megabytes in ((-3, 32), (-1, 2047), (-2, 64)):
             ctypes.CDLL(None).mallopt(option, megabytes << 20)
 
 
 class Devices:
-    """The local devices of a run; `count` 0 takes all of them.
+    """The devices of a run in this process.
 
     Args:
-        count: how many.
-        backend: how functions are spread over them, `pmap` or `shard_map`.
-        devices: these, instead of those of this machine.
-        lower_for: a platform to lower programs for that is not there; they cannot be compiled.
+        count: how many; 0: all.
+        backend: how functions run on all of them, `pmap` or `shard_map`.
+        devices: these instead of the machine's, which need not exist.
+        lower_for: a platform to lower programs for if it is not this machine's; they cannot be
+            compiled then.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Devices:
 
     @property
     def kind(self) -> str:
-        """cpu, gpu or tpu."""
+        """The platform: cpu, gpu or tpu."""
         return self.devices[0].platform
 
     def __str__(self) -> str:
@@ -124,28 +125,27 @@ class Devices:
 
     @property
     def memory(self) -> int:
-        """Bytes of a device for programs; 0 where it is the host's."""
+        """Bytes that JAX may use on a device; 0 if unknown, or if it is the host's memory."""
         stats = self.devices[0].memory_stats() if self.kind != "cpu" and not self._absent else None
         return int((stats or {}).get("bytes_limit", 0))
 
     def replicate(self, tree: Tree) -> Tree:
-        """The same arrays on every device."""
+        """Copies of these arrays on every device."""
         return jax.device_put(tree, self.everyone)
 
     def split(self, tree: Tree) -> Tree:
-        """Arrays `[devices, …]`, each device holding its own row."""
+        """Arrays `[devices, …]`, each row on its device."""
         return jax.device_put(tree, self.rows)
 
     def spread(self, function: Callable, in_axes: tuple, out_axes: Any = 0, donate: tuple = ()):
-        """`function` on every device: arguments with axis 0 are split, the others given to all."""
+        """`function` on all devices; arguments with axis 0 are split, with None replicated."""
         if self.backend == "pmap":
             axes: Any = {"in_axes": in_axes, "out_axes": out_axes}
             return jax.pmap(function, AXIS, devices=self.devices, donate_argnums=donate, **axes)
 
         def own(*arguments: Tree) -> Tree:
             pairs = zip(arguments, in_axes, strict=True)
-            rows = [a if axis is None else _first(a) for a, axis in pairs]
-            result = function(*rows)
+            result = function(*(a if axis is None else _first(a) for a, axis in pairs))
             return result if out_axes is None else jax.tree.map(lambda leaf: leaf[None], result)
 
         specs = tuple(PartitionSpec() if axis is None else PartitionSpec(AXIS) for axis in in_axes)
@@ -163,8 +163,8 @@ class Devices:
         out_axes: Any = 0,
         donate: tuple = (),
     ) -> Any:
-        """A spread function traced for arguments of these shapes, ready to be compiled."""
-        if jax.process_count() > 1 and self.backend == "pmap":  # JAX then wants arrays
+        """`spread(function, …)` lowered for arguments of these shapes, ready to be compiled."""
+        if jax.process_count() > 1 and self.backend == "pmap":  # JAX needs arrays then
             shapes = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
         else:
             places = (self.everyone if axis is None else self.rows for axis in in_axes)
@@ -175,11 +175,11 @@ class Devices:
         return spread.lower(*shapes)
 
     def everywhere(self, shapes: Tree) -> Tree:
-        """Shapes of what is on every device."""
+        """These shapes with the sharding of what is on every device."""
         return _on(shapes, self.everyone)
 
     def zeros(self, shapes: Tree) -> Tree:
-        """Zeros of these shapes `[devices, …]`, made on the devices."""
+        """Zeros of these shapes `[devices, …]`, created on the devices."""
 
         def make() -> Tree:
             return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -199,14 +199,14 @@ def _on(shapes: Tree, place: NamedSharding) -> Tree:
 
 
 def matmul_precision(name: str) -> Any:
-    """A context in which products are traced with this precision; it matters on GPUs only.
+    """A context in which matrix products are traced with this precision.
 
-    JAX's own `tensorfloat32` means float32 to XLA on GPUs, hence the names of algorithms.
+    Algorithms are named explicitly, since XLA takes JAX's `tensorfloat32` for float32 on GPUs.
     """
     algorithms = {"highest": "highest", "tf32": "TF32_TF32_F32", "bfloat16": "BF16_BF16_F32"}
     return jax.default_matmul_precision(algorithms[name])
 
 
 def sum_over_devices(tree: Tree) -> Tree:
-    """Inside a spread function: the sum of a tree over all devices."""
+    """The sum of a tree over all devices; for use inside a function given to `spread`."""
     return jax.tree.map(lambda leaf: jax.lax.psum(leaf, AXIS), tree)

@@ -1,8 +1,8 @@
-"""Several processes in one run: how they meet, what travels, what is said when one is lost.
+"""Several processes in one run: how they connect and communicate, and the error if one is lost.
 
-Every process holds the states of its own clients and trains participants on its own devices. Once a
-round they add up numerators and weights; when a participant trains elsewhere than it did last time,
-its state travels. Both are sums over the processes, made by JAX's distributed runtime.
+Every process keeps the states of its own clients and trains participants on its own devices. Once
+per round they sum numerators and weights; if a participant trains in another process than before,
+its state moves there. Both are sums over the processes, by JAX's distributed runtime.
 """
 
 import ctypes
@@ -25,13 +25,13 @@ from pfedafm_jax.settings import bad
 
 Tree = Any
 AXIS = "processes"
-MEETING_SECONDS = 120  # how long processes wait for each other at the start
-SILENCE_SECONDS = 30  # a process that gives no sign of life for so long is taken for dead
-_handlers: list[Any] = []  # C knows them by their address only
+MEETING_SECONDS = 120  # how long processes wait for each other at startup
+SILENCE_SECONDS = 30  # a process without a heartbeat for this long is considered dead
+_handlers: list[Any] = []  # keeps them alive: C has only their addresses
 
 
 class LostProcess(PfedafmError):
-    """Another process of the run is gone."""
+    """Another process of the run has died or cannot be reached."""
 
     exit_code = 1
 
@@ -43,11 +43,13 @@ class LostProcess(PfedafmError):
 
 
 def join(coordinator: str, num_processes: int | None = None, process_id: int | None = None) -> None:
-    """Meets the other processes of the run at `coordinator` (`address:port`); call it before
-    anything else uses JAX.
+    """Connects this process to the others of its run; call it before anything else uses JAX.
 
-    `auto` leaves address, number and count to what JAX finds in its surroundings, Slurm or Open MPI
-    for example.
+    Args:
+        coordinator: `address:port` of process 0, or `auto`: JAX finds all three, for example from
+            Slurm or Open MPI.
+        num_processes: how many there are.
+        process_id: the number of this one, from 0.
     """
     options: dict[str, Any] = {}
     if coordinator != "auto":
@@ -78,9 +80,11 @@ def join(coordinator: str, num_processes: int | None = None, process_id: int | N
 
 
 def _catch_abort() -> None:
-    """Where the process that the others meet at is gone, a thread of the runtime prints its stack
-    and aborts; that becomes our error. What C++ prints is shown where it aborts for another
-    reason."""
+    """Turns the runtime's abort into a `LostProcess` message.
+
+    If process 0 dies, a thread of JAX's runtime prints its stack and aborts. So what C++ prints is
+    held back, and shown only after an abort for another reason.
+    """
     printed, name = tempfile.mkstemp()
     os.unlink(name)
     sys.stderr = errors = os.fdopen(os.dup(2), "w", 1, errors="replace")
@@ -90,7 +94,7 @@ def _catch_abort() -> None:
         text = os.pread(printed, 2**20, 0).decode(errors="replace")
         lost = "JAX distributed service detected fatal errors" in text
         if lost:
-            time.sleep(1)  # mostly the main thread finds out by itself, and why
+            time.sleep(1)  # usually the main thread fails meanwhile, and says why
             text = f"error: {LostProcess('the first one, or one that it has waited for')}\n"
         errors.write(text)
         errors.flush()
@@ -101,28 +105,28 @@ def _catch_abort() -> None:
 
 
 class Processes:
-    """The processes of a run as seen from this one."""
+    """The processes of a run, as seen from this one."""
 
     def __init__(self, num_devices: int):
         self.count, self.index = jax.process_count(), jax.process_index()
         devices = jax.devices()
         firsts = {device.process_index: device for device in reversed(devices)}
-        self._meeting = [firsts[process] for process in range(self.count)]
-        self._sum = jax.pmap(lambda tree: jax.lax.psum(tree, AXIS), AXIS, devices=self._meeting)
-        # How many devices every process has.
+        self._firsts = [firsts[process] for process in range(self.count)]  # a device of each
+        self._sum = jax.pmap(lambda tree: jax.lax.psum(tree, AXIS), AXIS, devices=self._firsts)
+        # Number of devices of each process, int32 `[processes]`.
         self.devices = self.sum(np.eye(self.count, dtype=np.int32)[self.index] * num_devices)
 
     @property
     def first(self) -> bool:
-        """Whether this process writes the records and speaks to the user."""
+        """Whether this process writes the records and prints to the terminal."""
         return self.index == 0
 
     def any(self, here: bool) -> bool:
-        """Whether something is so in any process; waits for all of them."""
+        """Whether `here` is true in any process; a barrier, since it waits for all of them."""
         return bool(self.sum(np.array([here], np.int32))[0])
 
     def agree(self, values: Mapping[str, Any]) -> None:
-        """Raises, in all processes, where they have different values under a name."""
+        """Raises `PfedafmError` in all processes if a named value differs between them."""
         sums = [zlib.crc32(json.dumps(value).encode()) for value in values.values()]
         mine = np.eye(self.count, dtype=np.uint32)[self.index][:, None] * np.array(sums, np.uint32)
         differ = np.ptp(self.sum(mine), axis=0) > 0
@@ -131,7 +135,7 @@ class Processes:
             raise PfedafmError(f"the processes of this run were started with different {names}")
 
     def sum(self, tree: Tree) -> Tree:
-        """The sum of a tree over all processes, as numpy arrays; of one process the tree itself."""
+        """The sum of a tree over all processes, as numpy arrays; of one process, the tree."""
         if self.count == 1 or not jax.tree.leaves(tree):
             return tree
         try:
@@ -141,17 +145,17 @@ class Processes:
             raise lost_process(error) or error from None
 
     def own_rows(self, clients: np.ndarray, home: np.ndarray) -> np.ndarray:
-        """Those of `clients` whose home is here, and -1 up to as many as any process has."""
+        """Those of `clients` whose home is here, padded with -1 to the most of any process."""
         own, most = clients[home == self.index], np.bincount(home, minlength=self.count).max()
         return np.concatenate([own, np.full(most - len(own), -1)])
 
     def joined(self, rows: np.ndarray) -> jax.Array:
-        """Every process's rows as one array `[processes, …]`, each part kept where it is."""
-        sharding = NamedSharding(Mesh(np.array(self._meeting), (AXIS,)), PartitionSpec(AXIS))
+        """One array `[processes, …]` of every process's rows, each left where it is."""
+        sharding = NamedSharding(Mesh(np.array(self._firsts), (AXIS,)), PartitionSpec(AXIS))
         return jax.make_array_from_process_local_data(sharding, np.asarray(rows)[None])
 
     def move(self, tree: Tree) -> Tree:
-        """Arrays that one process fills and the others leave zero, given to all, to the bit."""
+        """Gives all processes the arrays that one has filled and the others left zero, exactly."""
         if self.count == 1:
             return tree
         leaves, structure = jax.tree.flatten(tree)
@@ -162,9 +166,9 @@ class Processes:
 
 
 def lost_process(error: BaseException) -> LostProcess | None:
-    """What to tell where an error of the runtime means that another process is gone."""
+    """The error to raise instead, if an error of the runtime means that a process was lost."""
     reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
     lost = "Gloo" in reason or isinstance(error, jax.errors.JaxRuntimeError)
-    if not lost or "RESOURCE_EXHAUSTED" in reason:  # the latter: memory
+    if not lost or "RESOURCE_EXHAUSTED" in reason:  # out of memory
         return None
     return LostProcess(reason)

@@ -20,6 +20,7 @@ from pfedafm_jax.methods import make_method
 from pfedafm_jax.methods.base import Cost, Method, Server
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.settings import bad
+from pfedafm_jax.statistics import statistics_of
 from pfedafm_jax.training import table_width
 
 Tree = Any
@@ -27,18 +28,19 @@ Tree = Any
 
 @dataclass(frozen=True, eq=False)
 class Programs:
-    """A run's settings, its data on the devices, and its compiled programs; nothing that a round
-    changes.
+    """A run's settings, its data on the devices, and its compiled programs: all that stays fixed.
 
     Attributes:
-        architectures: those of the clients; `groups[client]` is the number of a client's own, int
-            `[clients]`.
-        num_train, num_test: samples of each client, int `[clients]`.
+        architectures: those of the clients.
+        groups: the index of each client's architecture, int `[clients]`.
+        num_train, num_test: numbers of samples of each client, int `[clients]`.
         key: the random key of the run.
         images, labels, key_data: on every device.
-        train_rows, test_rows: rows of the dataset by client, int32 `[clients, width]`, padded with
-            zeros.
+        train_rows, test_rows: each client's rows of the dataset, int32 `[clients, width]`, padded
+            with zeros.
         lockstep: whether a device trains all its clients at once, see `compile.py`.
+        runs: the number of runs whose clients these are, see `together.py`.
+        stages: names of the programs to compile; empty: all.
     """
 
     config: Config
@@ -58,12 +60,12 @@ class Programs:
     train_rows: np.ndarray
     test_rows: np.ndarray
     lockstep: bool
-    runs: int = 1  # whose clients these are, one run's after the other's, see `together.py`
-    stages: tuple[str, ...] = ()  # the programs that are needed; empty: all
+    runs: int = 1
+    stages: tuple[str, ...] = ()
 
     @property
     def form(self) -> Form:
-        """What the compiled programs depend on."""
+        """Everything that the compiled programs depend on."""
         return Form(
             method=jax.tree.structure(self.method),
             architectures=self.architectures,
@@ -75,41 +77,41 @@ class Programs:
             lockstep=self.lockstep,
             clients_per_step=self.config.clients_per_step,
             precision=self.config.precision,
-            kernels=str(kernels.form()),
+            kernels=str(kernels.implementation()),
             runs=self.runs,
             stages=self.stages,
         )
 
     @cached_property
     def compiled(self) -> Compiled:
-        """The compiled programs; made here where no run of this form was before it."""
-        assert not only_in_a_plain_loop(self.config), "see `reference`"
+        """The compiled programs, shared with other runs of this form."""
+        assert not only_in_a_plain_loop(self.config), "these settings need `reference`"
         return compiled(self.form)
 
     def compile(self) -> None:
-        """Compiles every program; the first round does it where it was not done before."""
+        """Compiles all programs now; otherwise the first round does."""
         _ = self.compiled
 
     @property
     def clients_per_step(self) -> int:
-        """Clients that a device trains at once; of the first kind, where there are several."""
+        """Clients that a device trains at once (of the first kind, if there are several)."""
         return self.form.step(self.form.share(shapes_of(self.form).kinds[0]))
 
     @cached_property
     def kinds(self) -> np.ndarray:
-        """The number of the programs that train a client, int `[clients]`."""
+        """The index of each client's kind, int `[clients]`."""
         members = [kind.members for kind in shapes_of(self.form).kinds]
         of_group = {group: number for number, own in enumerate(members) for group in own}
         return np.array([of_group[group] for group in self.groups])
 
     @cached_property
     def buffers(self) -> Buffers:
-        """States on the devices, in lockstep."""
+        """Buffers for client states on the devices, in lockstep."""
         return Buffers(self)
 
     @cached_property
     def numbers(self) -> Method:
-        """The method with its numbers on the devices."""
+        """The method with its numbers on every device."""
         return self.devices.replicate(jax.tree.map(_number, self.method))
 
     @cached_property
@@ -118,33 +120,42 @@ class Programs:
         return np.array([one.macs for one in self.architectures], float)[self.groups]
 
     def common(self, server: Server, t: int | np.ndarray) -> Common:
-        """What all clients of round `t` share, on the devices."""
+        """The arguments that all clients of round `t` share, on every device."""
         number = self.devices.replicate(np.asarray(t, np.int32))
         return Common(self.numbers, self.images, self.labels, server, self.key_data, number)
 
     @cached_property
     def predictions(self) -> list[str]:
-        """Names of what a client's model predicts, the one the method is evaluated by first."""
+        """Names of the method's predictions; the first is the one it is evaluated by."""
         names: list[str] = []
         method, architecture = self.method, self.architectures[0]
 
         def predict(key: jax.Array, images: jax.Array) -> list[jax.Array]:
             client, server = method.init_client(key, architecture), method.init_server(key)
             scores = method.predict(architecture, client, server, images)
-            names.extend(scores)  # tracing a dictionary would sort its names
+            names.extend(scores)  # in their own order: tracing sorts a dictionary's names
             return list(scores.values())
 
-        images = jax.ShapeDtypeStruct((1, *self.dataset.images.shape[1:]), np.float32)
-        jax.eval_shape(predict, self.key, images)
+        jax.eval_shape(predict, self.key, architecture.inputs(1))
         return names
 
+    @cached_property
+    def statistics_sent(self) -> int:
+        """Running statistics that travel each way in a visit, where they are averaged."""
+        server = shapes_of(self.form).common.server if self.method.statistics == "averaged" else {}
+        return sum(int(np.prod(leaf.shape)) for leaf in statistics_of(server).values())
+
     def costs(self, clients: Sequence[int] | np.ndarray) -> list[Cost]:
-        """What a visit costs each of these clients."""
+        """The cost of one visit of each of these clients."""
 
         def cost(client: int) -> Cost:
             seen = len(np.unique(self.dataset.labels[self.partition.train[client]]))
             architecture = self.architectures[self.groups[client]]
-            return self.method.cost(architecture, float(self.num_train[client]), seen)
+            own = self.method.cost(architecture, float(self.num_train[client]), seen)
+            up, down = (
+                floats + self.statistics_sent for floats in (own.floats_up, own.floats_down)
+            )
+            return Cost(up, down, own.flops)
 
         return [cost(client) for client in clients]
 
@@ -152,7 +163,7 @@ class Programs:
 def build(
     config: Config, dataset: Dataset, partition: Partition, devices: Devices | None = None
 ) -> Programs:
-    """Binds settings and data; nothing is compiled yet."""
+    """Builds the method and copies the data to the devices; compiles nothing yet."""
     devices = devices or Devices(config.devices, config.backend)
     if config.precision == "tf32" and devices.kind == "cpu":
         raise bad("precision", "tf32", "highest, bfloat16 on a CPU")
@@ -161,9 +172,9 @@ def build(
         mean, std = NORMALISATION["imagenet"]
     num_train = np.array([len(rows) for rows in partition.train])
     about = dataset.image_shape, dataset.num_classes, tuple(mean), tuple(std)
-    method = make_method(config, *about, num_train.tolist())
+    method = make_method(config, *about, num_train.tolist(), dataset.dtype)
     lockstep = config.layout == "lockstep" or (config.layout == "auto" and devices.kind != "cpu")
-    if lockstep:  # a short last batch is a step like the others
+    if lockstep:  # the last, short batch of an epoch is padded to a full one
         size = method.training.batch_size
         method = replace(method, training=replace(method.training, rest_size=size, lockstep=True))
     architectures = method.architectures
@@ -190,16 +201,14 @@ def build(
 
 
 def only_in_a_plain_loop(config: Config) -> list[str]:
-    """Settings that make clients depend on one another, as in the released code: `reference`."""
+    """Settings (of the released code) that make clients depend on one another: see `reference`."""
     found = ["aggregation = 'last'"] if config.aggregation == "last" else []
-    if config.method == "pfedafm":
-        switches = ("mix_relay", "leak_momentum")
-        found += [f"pfedafm.{name}" for name in switches if getattr(config.pfedafm, name)]
+    found += [f"{config.method}.{name}" for name in getattr(config, config.method).chained]
     return found
 
 
 def _padded(rows: Sequence[np.ndarray], tight: bool) -> np.ndarray:
-    """Rows of different lengths as one table."""
+    """Rows of different lengths as one table `[clients, width]`, padded with zeros."""
     table = np.zeros((len(rows), table_width([len(row) for row in rows], tight)), np.int32)
     for index, row in enumerate(rows):
         table[index, : len(row)] = row

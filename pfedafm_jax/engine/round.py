@@ -1,4 +1,4 @@
-"""A round as a function of programs and state: local work of participants, then the average."""
+"""A round as a function of programs and state: participants train, then uploads are aggregated."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -7,39 +7,49 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from pfedafm_jax.config import Config
 from pfedafm_jax.engine.compile import shapes_of
 from pfedafm_jax.engine.programs import Programs
 from pfedafm_jax.engine.schedule import Call, assign, merged, schedule
 from pfedafm_jax.engine.state import State
 from pfedafm_jax.engine.visit import Slots, Totals, Worked
+from pfedafm_jax.settings import bad
+from pfedafm_jax.statistics import OWN
 
 Tree = Any
 Numbers = dict[int, dict[str, Any]]  # client → name → number
-MOVED_TOGETHER = 4  # states that travel between processes in one call
+Parts = dict[int, tuple[float, int]]  # client → its weight, its index among its run's participants
+MOVED_TOGETHER = 4  # states that move between processes in one call
 
 
 class RoundResult(NamedTuple):
-    """Who took part in a round, and the numbers of each."""
+    """The participants of a round, and what each reported."""
 
-    participants: np.ndarray  # int [K], in the order drawn
+    participants: np.ndarray  # int [K], in the order drawn, without those that dropped out
     info: dict[str, np.ndarray]  # each [K]: loss, accuracy/…, finite, and what the method reports
+    dropped: Sequence[int] = ()  # clients that were drawn and dropped out
 
 
 def draw_participants(seed: int, t: int, num_clients: int, num_participants: int) -> np.ndarray:
-    """The participants of round `t`, in the order drawn; depends on nothing but seed and round."""
+    """The participants of round `t`, in the order drawn; they depend on seed and round only."""
     generator = np.random.Generator(np.random.PCG64([seed, t, 0xD4A3]))
     return generator.choice(num_clients, num_participants, replace=False)
 
 
 def participants_of(
-    programs: Programs, t: int | np.ndarray, participants: Sequence[int] | np.ndarray | None
-) -> list[int]:
-    """Those given, or those drawn for round `t`."""
-    if participants is None:
-        config = programs.config
-        counts = config.num_clients, config.num_participants
-        participants = draw_participants(config.seed, int(t), *counts)
-    return [int(client) for client in participants]
+    config: Config, t: int | np.ndarray, given: Sequence[int] | np.ndarray | None = None
+) -> tuple[list[int], list[int]]:
+    """Who takes part in round `t` to its end, in the order drawn, and who of those drawn drops out.
+
+    Both depend on nothing but seed and round. Clients that are `given` take part, all of them.
+    """
+    if given is not None:
+        return [int(client) for client in given], []
+    seed, number = config.seed, int(t)
+    order = draw_participants(seed, number, config.num_clients, config.num_participants)
+    generator = np.random.Generator(np.random.PCG64([seed, number, 0xD209]))
+    gone = generator.random(config.num_clients)[order] < config.dropout
+    return order[~gone].tolist(), order[gone].tolist()
 
 
 def run_round(
@@ -51,30 +61,36 @@ def run_round(
     """One communication round.
 
     Args:
-        state: that of the round before; its store is changed in place.
-        t: the number of the round, which decides participants and batches.
-        participants: the clients that take part, instead of those drawn.
+        state: that after the previous round; its store is changed in place.
+        t: the number of the round, which determines participants and batches.
+        participants: clients to train instead of those drawn.
 
     Returns:
-        The state after the average, and the numbers of each participant.
+        The next state, and what each participant reported.
     """
-    order = participants_of(programs, t, participants)
-    by_samples = programs.config.aggregation == "samples"
+    config = programs.config
+    order, dropped = participants_of(config, t, participants)
+    runs = [[k for k in order if k // config.num_clients == run] for run in range(programs.runs)]
+    if programs.method.sees_uploads and max(map(len, runs)) > config.num_participants:
+        accepted = f"{config.num_participants} at most, where the server sees single uploads"
+        raise bad("participants", max(map(len, runs)), accepted)
+    by_samples = config.aggregation == "samples"
     weights = {k: float(programs.num_train[k]) if by_samples else 1.0 for k in order}
+    parts = {k: (weights[k], place) for run in runs for place, k in enumerate(run)}
     state, mine = _fetched(programs, state, order)
     numbers: Numbers = {client: {} for client in mine}
-    totals = [_train(programs, state, t, mine, weights, numbers)]
+    totals = [_train(programs, state, t, mine, parts, numbers)]
     if programs.method.shared_parts:
-        weights = {client: weights[client] for client in mine if numbers[client]["finite"]}
-        totals.append(_train_shared(programs, state, t, weights, numbers))
-    state = _averaged(programs, state, totals)
-    return state, RoundResult(np.array(order), _collected(programs, order, numbers))
+        parts = {client: parts[client] for client in mine if numbers[client]["finite"]}
+        totals.append(_train_shared(programs, state, t, parts, numbers))
+    state = _averaged(programs, state, t, runs, totals)
+    return state, RoundResult(np.array(order, int), _collected(programs, order, numbers), dropped)
 
 
 def evaluate(
     programs: Programs, state: State, clients: Sequence[int] | np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
-    """Accuracy of (all) clients as they are, with the current broadcast: name → `[clients]`."""
+    """Accuracies of these clients, or of all, with the current broadcast: name → `[clients]`."""
     processes, compiled = programs.processes, programs.compiled
     clients = range(programs.config.num_clients) if clients is None else clients
     order = [int(client) for client in clients]
@@ -86,11 +102,11 @@ def evaluate(
     for call in calls_of(programs, mine, programs.num_test):
         states = _states(programs, state, call)
         arguments = states, _slots(programs, call, {}), call.trips
-        worked = compiled.evaluate[call.group](common, Totals({}, {}), *arguments)
+        worked = compiled.evaluate[call.kind](common, Totals({}, {}), *arguments)
         if programs.lockstep:
             programs.buffers.release(call, states)
         pending.append((call, worked.info))
-        if len(pending) > 1:  # memory stays that of two calls, however many clients there are
+        if len(pending) > 1:  # at most two calls in memory, however many clients there are
             _report(*pending.pop(0), numbers)
     for call, info in pending:
         _report(call, info, numbers)
@@ -106,29 +122,29 @@ def _train(
     state: State,
     t: int | np.ndarray,
     clients: list[int],
-    weights: dict[int, float],
+    parts: Parts,
     numbers: Numbers,
 ) -> Totals:
     """Trains and evaluates these clients.
 
     Returns:
-        The sums that the average is made of; states go to the store, what is reported to `numbers`.
+        The sums for the average. States go to the store, reports to `numbers`.
     """
     compiled, common = programs.compiled, programs.common(state.server, t)
     totals = compiled.zeros[0]
     pending: list[tuple[Call, Tree, Tree]] = []
     for call in calls_of(programs, clients, programs.num_train):
-        slots = _slots(programs, call, weights)
+        slots = _slots(programs, call, parts)
         states = _states(programs, state, call)
-        worked: Worked = compiled.train[call.group](common, totals, states, slots, call.trips)
+        worked: Worked = compiled.train[call.kind](common, totals, states, slots, call.trips)
         totals, info = worked.totals, worked.info
         # `work` has evaluated clients whose update has a `view`; the others are evaluated here, with
         # the broadcast that they received.
         if not any(name.startswith("accuracy/") for name in info):
-            evaluate, nothing = compiled.evaluate[call.group], Totals({}, {})
+            evaluate, nothing = compiled.evaluate[call.kind], Totals({}, {})
             info = {**info, **evaluate(common, nothing, worked.state, slots, call.trips).info}
         pending.append((call, worked.state, info))
-        # In lockstep a device has two calls at most: the next one's states come while one works.
+        # In lockstep at most two calls are in progress: one computes while the next is copied.
         while programs.lockstep and len(pending) > 1:
             _finish(programs, state, numbers, *pending.pop(0))
     for done in pending:
@@ -139,43 +155,64 @@ def _train(
 def _finish(
     programs: Programs, state: State, numbers: Numbers, call: Call, states: Tree, info: Tree
 ) -> None:
-    """Stores what a call's clients have become and reported."""
+    """Stores the new states and the reports of a call's clients."""
     if programs.lockstep:
         programs.buffers.save(call, states, state.store)
     else:
         rows = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), states)
-        state.store.write(call.group, call.clients.reshape(-1), rows)
+        # In a loop, kinds are architectures.
+        state.store.write(call.kind, call.clients.reshape(-1), rows)
     _report(call, info, numbers)
 
 
 def _train_shared(
-    programs: Programs,
-    state: State,
-    t: int | np.ndarray,
-    weights: dict[int, float],
-    numbers: Numbers,
+    programs: Programs, state: State, t: int | np.ndarray, parts: Parts, numbers: Numbers
 ) -> Totals:
-    """The stage that clients of all architectures go through together, for those with a weight."""
+    """The stage that all architectures share, for the clients in `parts`."""
     compiled, common = programs.compiled, programs.common(state.server, t)
     assert compiled.shared is not None
     totals = compiled.zeros[1]
-    for call in calls_of(programs, list(weights), programs.num_train, together=True):
-        states, slots = _states(programs, state, call, True), _slots(programs, call, weights)
+    for call in calls_of(programs, list(parts), programs.num_train, together=True):
+        states, slots = _states(programs, state, call, True), _slots(programs, call, parts)
         worked = compiled.shared(common, totals, states, slots, call.trips)
         totals = worked.totals
+        if OWN in worked.state:
+            _keep(programs, state, call, worked.state[OWN])
         _report(call, worked.info, numbers)
     return totals
 
 
-def _averaged(programs: Programs, state: State, totals: list[Totals]) -> State:
-    """The state with the next broadcast, from the sums of all stages."""
+def _keep(programs: Programs, state: State, call: Call, statistics: Tree) -> None:
+    """Stores the clients' own statistics of what they share, see `statistics.py`."""
+    rows = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), statistics)
+    for row, client in enumerate(call.clients.reshape(-1).tolist()):
+        if client >= 0:
+            own = {OWN: jax.tree.map(lambda leaf, row=row: leaf[row], rows)}
+            new = jax.tree.map(lambda leaf: leaf[None], {**state.store.state(client), **own})
+            state.store.write(int(programs.groups[client]), [client], new)
+
+
+def _averaged(
+    programs: Programs,
+    state: State,
+    t: int | np.ndarray,
+    runs: list[list[int]],
+    totals: list[Totals],
+) -> State:
+    """The state with the next broadcast, computed from the totals of all stages."""
     if programs.compiled.sum is None or programs.compiled.update is None:
         return state
     summed = programs.compiled.sum(totals)
     if programs.processes.count > 1:
         summed = programs.devices.replicate(programs.processes.sum(summed))
-    server = programs.compiled.update(programs.numbers, state.server, summed)
-    jax.block_until_ready(server)  # collectives of two rounds must never be under way together
+    common, config = programs.common(state.server, t), programs.config
+    drawn = np.full((len(runs), config.num_participants), config.num_clients, np.int32)
+    for row, own in zip(drawn, runs, strict=True):
+        row[: len(own)] = np.array(own[: len(row)]) % config.num_clients  # in its own run
+    numbers = programs.devices.replicate(drawn if programs.runs > 1 else drawn[0])
+    arguments = common.method, common.server, summed, numbers, common.key, common.round
+    server = programs.compiled.update(*arguments)
+    jax.block_until_ready(server)  # collectives of two rounds must not overlap
     return state._replace(server=server)
 
 
@@ -185,7 +222,7 @@ def _averaged(programs: Programs, state: State, totals: list[Totals]) -> State:
 def calls_of(
     programs: Programs, clients: list[int], samples: np.ndarray, together: bool = False
 ) -> list[Call]:
-    """Calls for these clients, or as one group, balanced by samples times cost of a model."""
+    """Calls that cover these clients, by kind or `together`, balanced by samples × model cost."""
     form, count = programs.form, programs.config.num_clients
     shares = [1.0] if together else [form.share(kind) for kind in shapes_of(form).kinds]
     macs = float(programs.method.shared.macs) if together else programs.macs
@@ -202,25 +239,29 @@ def calls_of(
 
 
 def _states(programs: Programs, state: State, call: Call, together: bool = False) -> Tree:
-    """States of a call's clients `[devices, slots, …]`, or of all groups the shared parts."""
-    flat, store, parts = call.clients.reshape(-1), state.store, programs.method.shared_parts
+    """States of a call's clients `[devices, slots, …]`; if `together`, only the shared parts."""
+    flat, store, parts = call.clients.reshape(-1), state.store, programs.compiled.shapes.parts
     if programs.lockstep and not together:
         return programs.buffers.load(call, store)
-    states = store.read_parts(parts, flat) if together else store.read(call.group, flat)
+    states = store.read_parts(tuple(parts), flat) if together else store.read(call.kind, flat)
     return _folded(call, states)
 
 
-def _slots(programs: Programs, call: Call, weights: dict[int, float]) -> Slots:
+def _slots(programs: Programs, call: Call, parts: Parts) -> Slots:
     """Data and weights of a call's clients `[devices, slots, …]`."""
     flat = call.clients.reshape(-1)
 
     def count(sizes: np.ndarray) -> np.ndarray:
         return np.where(flat >= 0, sizes[flat], 0).astype(np.int32)
 
-    weight = np.array([weights.get(int(client), 0.0) for client in flat], np.float32)
+    nobody = 0.0, programs.config.num_participants
+    own = [parts.get(int(client), nobody) for client in flat]
+    weight = np.array([weight for weight, _ in own], np.float32)
+    place = np.array([place for _, place in own], np.int32)
     client = (np.maximum(flat, 0) % programs.config.num_clients).astype(np.int32)  # in its own run
     train, test = programs.train_rows[flat], programs.test_rows[flat]
-    rows: Any = (client, train, count(programs.num_train), test, count(programs.num_test), weight)
+    sizes = count(programs.num_train), count(programs.num_test)
+    rows: Any = (client, train, sizes[0], test, sizes[1], weight, place)
     return _folded(call, Slots(*rows))
 
 
@@ -229,7 +270,7 @@ def _folded(call: Call, tree: Tree) -> Tree:
 
 
 def _report(call: Call, info: dict[str, jax.Array], numbers: Numbers) -> None:
-    """Enters what slots reported under their clients."""
+    """Adds what each slot reported to its client's numbers."""
     clients = call.clients.reshape(-1).tolist()
     for name, values in info.items():
         for client, value in zip(clients, np.asarray(values).reshape(-1), strict=True):
@@ -241,7 +282,7 @@ def _report(call: Call, info: dict[str, jax.Array], numbers: Numbers) -> None:
 
 
 def _fetched(programs: Programs, state: State, order: list[int]) -> tuple[State, list[int]]:
-    """The participants of this process, with the states of those that trained elsewhere before."""
+    """This process's participants, after moving states of those that trained elsewhere before."""
     processes, store = programs.processes, state.store
     if processes.count == 1:
         return state, order
@@ -251,7 +292,7 @@ def _fetched(programs: Programs, state: State, order: list[int]) -> tuple[State,
     mine = [client for client, new in zip(order, process, strict=True) if new == processes.index]
     for group in range(len(programs.architectures)):
         members = [client for client in moving if programs.groups[client] == group]
-        # Calls of one size: one program an architecture.
+        # All calls have one size, so that each architecture compiles one program.
         for first in range(0, len(members), MOVED_TOGETHER):
             rows = np.full(MOVED_TOGETHER, -1)
             rows[: len(members[first:])] = members[first : first + MOVED_TOGETHER]
@@ -266,11 +307,11 @@ def _fetched(programs: Programs, state: State, order: list[int]) -> tuple[State,
 
 
 def _collected(programs: Programs, order: list[int], numbers: Numbers) -> dict[str, np.ndarray]:
-    """Numbers of all of `order`, each known to one process: name → `[clients]`."""
+    """Reports of all clients in `order`, gathered from their processes: name → `[clients]`."""
     names: Sequence[str] = programs.compiled.numbers
     if programs.processes.count == 1:
         names = [name for name in names if any(name in own for own in numbers.values())]
-    missing = np.float32(np.nan)  # a client whose first stage failed has no numbers of the second
+    missing = np.float32(np.nan)  # a client whose first stage was discarded has no second one
     table = np.zeros((len(names), len(order)), np.float32)
     for place, client in enumerate(order):
         if client in numbers:

@@ -1,8 +1,8 @@
-"""States of clients between the host and the devices, where all of a device's train in lockstep.
+"""Client states on their way between host and devices, in the lockstep layout.
 
-Only what participants have travels, each client's own parameters and no padding: a client's state
-is put into its row of a buffer on its device, padded there to the widest of its family, and
-taken from there again. Copies of one call go on while another computes.
+Transfers carry no padding: a client's own parameters are copied to its device, padded there to the
+widest of its family in its row of a buffer, and later sliced out again and copied back. Copies for
+one call overlap with the computation of another.
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ Tree = Any
 
 
 def place(kind: Kind, architecture: Architecture, buffer: Tree, state: Tree, row: jax.Array):
-    """The buffer `[slots, …]` with a client's state in a row of it; below 0 in none."""
+    """The buffer `[slots, …]` with a client's state in this row; unchanged if it is negative."""
     new = widen(kind, architecture, state)
 
     def put(rows: jax.Array, leaf: jax.Array) -> jax.Array:
@@ -38,20 +38,20 @@ def place(kind: Kind, architecture: Architecture, buffer: Tree, state: Tree, row
 
 
 def take(kind: Kind, architecture: Architecture, buffer: Tree, row: jax.Array) -> Tree:
-    """The state of the client in a row of the buffer `[slots, …]`."""
+    """The state, without padding, of the client in this row of the buffer `[slots, …]`."""
     rows = jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, row, keepdims=False), buffer)
     return narrow(kind, architecture, rows)
 
 
-def _shard(tree: Tree, place: int) -> Tree:
-    """What one device has of arrays `[devices, …]`, on its way to the host."""
-    own = jax.tree.map(lambda leaf: leaf.addressable_shards[place].data, tree)
+def _shard(tree: Tree, index: int) -> Tree:
+    """One device's shard of arrays `[devices, …]`, with its copy to the host started."""
+    own = jax.tree.map(lambda leaf: leaf.addressable_shards[index].data, tree)
     jax.tree.map(lambda leaf: leaf.copy_to_host_async(), own)
     return own
 
 
 class Buffers:
-    """States of clients on the devices, `[devices, slots, …]` for each call that is under way."""
+    """Client states on the devices: one buffer `[devices, slots, …]` per call in progress."""
 
     def __init__(self, programs: "Programs"):
         self._devices, self._groups = programs.devices, programs.groups
@@ -59,36 +59,36 @@ class Buffers:
         self._kinds, self._starts = self._compiled.shapes.kinds, self._compiled.shapes.starts
         self._slots = [form.runs * form.slots(form.share(kind)) for kind in self._kinds]
         self._free: dict[int, list[Tree]] = defaultdict(list)
-        self._blank: dict[tuple, Tree] = {}  # what devices without a client are given
+        self._blank: dict[tuple, Tree] = {}  # zeros for devices without a client
 
     def load(self, call: Call, store: ClientStore) -> Tree:
-        """The states of a call's clients, on its devices."""
-        free = self._free[call.group]
-        buffer = free.pop() if free else self._empty(call.group)
+        """Copies the states of a call's clients to the devices: `[devices, slots, …]`."""
+        free = self._free[call.kind]
+        buffer = free.pop() if free else self._empty(call.kind)
         for group, clients, rows in self._steps(call):
             states = [store.state(client) if client >= 0 else None for client in clients]
             buffer = self._compiled.place[group](buffer, self._joined(group, states), rows)
         return buffer
 
     def save(self, call: Call, buffer: Tree, store: ClientStore) -> None:
-        """Stores the states of a call's clients; the buffer may be used again afterwards."""
+        """Copies the states of a call's clients back to the store, and releases the buffer."""
         taken = []
         for group, clients, rows in self._steps(call):
             states = self._compiled.take[group](buffer, np.maximum(rows, 0))
-            for place, client in enumerate(clients):
+            for device, client in enumerate(clients):
                 if client >= 0:
-                    taken.append((group, client, _shard(states, place)))
+                    taken.append((group, client, _shard(states, device)))
         for group, client, own in taken:
             store.write(group, [client], jax.tree.map(np.asarray, own))
         self.release(call, buffer)
 
     def release(self, call: Call, buffer: Tree) -> None:
-        """Nobody needs these states any more."""
-        self._free[call.group].append(buffer)
+        """Lets the next call of this kind use the buffer."""
+        self._free[call.kind].append(buffer)
 
     def _steps(self, call: Call) -> Iterator[tuple[int, list[int], np.ndarray]]:
-        """Clients of one architecture, at most one a device, until a call's are done, with rows."""
-        for group in self._kinds[call.group].members:
+        """Architecture, one client per device and their rows, until all are done; -1: none."""
+        for group in self._kinds[call.kind].members:
             found = [
                 [(row, int(c)) for row, c in enumerate(own) if c >= 0 and self._groups[c] == group]
                 for own in call.clients
@@ -106,7 +106,7 @@ class Buffers:
         return self._devices.zeros(shapes)
 
     def _joined(self, group: int, states: list[Tree | None]) -> Tree:
-        """One client's state a device as arrays `[devices, …]`; only what there is travels."""
+        """One client's state per device as arrays `[devices, …]`; None is not copied again."""
 
         def own(device: Any, state: Tree | None) -> Tree:
             if state is not None:

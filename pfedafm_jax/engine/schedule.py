@@ -1,4 +1,4 @@
-"""Who trains where: steps of a few clients of one architecture onto devices, longest work first."""
+"""Which device, and which process, trains which participant: largest workload first."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,17 +7,17 @@ import numpy as np
 
 
 class Call(NamedTuple):
-    """One call of a program: which client is in which slot of which device."""
+    """One call of a compiled program: the client in each slot of each device."""
 
-    group: int  # the architecture; 0 where clients of all architectures go together
+    kind: int  # the index of the clients' kind; 0 in the stage that all architectures share
     clients: np.ndarray  # int [devices, slots]; -1 is an empty slot
-    trips: np.ndarray  # int32 [devices]: how many steps each device makes
+    trips: np.ndarray  # int32 [devices]: steps of each device
 
 
 def slots_per_device(
     num_participants: int, num_groups: int, num_devices: int, clients_per_step: int
 ) -> int:
-    """Slots of a program: twice an even share, four steps at least. The rest goes into more calls."""
+    """Slots of a program: twice an even share, at least four steps; the rest takes more calls."""
     even = -(-2 * num_participants // (num_groups * num_devices))
     return max(4, -(-even // clients_per_step)) * clients_per_step
 
@@ -31,14 +31,20 @@ def schedule(
     clients_per_step: Sequence[int],
     slots: Sequence[int],
 ) -> list[Call]:
-    """Calls that cover `clients`, balanced over the devices by `work[client]`; `clients_per_step`
-    and `slots` of a device are those of each group.
+    """Calls that train all of `clients`, balanced over the devices.
 
-    Each device has its own number of steps per architecture, so one may take three clients of a
-    large one while another takes the small ones; nothing is padded but the last step of an
-    architecture.
+    Each device has its own number of steps per group, so one may take three clients with a
+    large network while another takes the small ones. Only the last step of a group has padding.
+
+    Args:
+        clients: whom to train.
+        groups: the group of each client, int `[clients]`; a call has clients of one group.
+        work: the expected cost of each client, float `[clients]`.
+        num_devices: of this process.
+        clients_per_step: how many clients a device trains at once, for each group.
+        slots: clients per device and call, for each group.
     """
-    steps = []  # (work, group, clients)
+    steps = []  # (cost, group, clients); the first client of a step is its largest
     for group in sorted({int(groups[client]) for client in clients}):
         members = sorted((c for c in clients if groups[c] == group), key=lambda c: (-work[c], c))
         size = clients_per_step[group]
@@ -62,63 +68,69 @@ def schedule(
             table = np.full((num_devices, slots[group]), -1, np.int64)
             trips = np.zeros(num_devices, np.int32)
             for device, queue in enumerate(queues[group]):
-                made = queue[start : start + per_call]
-                trips[device] = len(made)
-                for place, step in enumerate(made):
-                    table[device, place * size : place * size + len(step)] = step
+                queued = queue[start : start + per_call]
+                trips[device] = len(queued)
+                for index, step in enumerate(queued):
+                    table[device, index * size : index * size + len(step)] = step
             calls.append(Call(group, table, trips))
     return calls
 
 
 def merged(several: Sequence[list[Call]]) -> list[Call]:
-    """The calls of several runs side by side: as many slots for each, one after the other.
+    """Joins the calls of several runs: the slots of the first run, then those of the second …
 
-    >>> calls = [[Call(0, np.array([[3, 1]]), np.array([1]))], [Call(0, np.array([[7, -1]]), np.array([1]))]]
-    >>> merged(calls)[0].clients
+    >>> first, second = (Call(0, np.array([own]), np.array([1])) for own in ([3, 1], [7, -1]))
+    >>> merged([[first], [second]])[0].clients
     array([[ 3,  1,  7, -1]])
     """
     if len(several) == 1:
         return several[0]
-    made = []
-    for group in sorted({call.group for calls in several for call in calls}):
-        own = [[call for call in calls if call.group == group] for calls in several]
+    joined = []
+    for kind in sorted({call.kind for calls in several for call in calls}):
+        own = [[call for call in calls if call.kind == kind] for calls in several]
         empty = next(call for calls in own for call in calls)
         empty = empty._replace(clients=np.full_like(empty.clients, -1))
         for index in range(max(map(len, own))):
             side = [calls[index] if index < len(calls) else empty for calls in own]
             clients = np.concatenate([call.clients for call in side], axis=1)
-            made.append(Call(group, clients, np.ones_like(empty.trips)))
-    return made
+            joined.append(Call(kind, clients, np.ones_like(empty.trips)))
+    return joined
 
 
 def assign(
     clients: Sequence[int], work: np.ndarray, home: np.ndarray, devices: np.ndarray
 ) -> np.ndarray:
-    """The process of each of `clients`: the one that keeps its state, unless others had to wait.
+    """Chooses each participant's process: its home, unless the round would then take longer.
 
-    `home[client]` is that process, or -1 for a client that was never drawn; `devices[process]` is
-    its share of the work.
+    Args:
+        clients: the participants.
+        work: the expected cost of each client, float `[clients]`.
+        home: the process that keeps each client's state, -1 if it was never drawn, int `[clients]`.
+        devices: the number of devices of each process, which is its share of the work.
+
+    Returns:
+        The process of each of `clients`, int `[len(clients)]`.
     """
-    order = sorted(range(len(clients)), key=lambda place: (-work[clients[place]], clients[place]))
+    order = sorted(range(len(clients)), key=lambda index: (-work[clients[index]], clients[index]))
 
     def least_loaded(load: np.ndarray, client: int) -> int:
         return int(np.argmin((load + work[client]) / devices))
 
     even = np.zeros(len(devices))
-    for place in order:
-        even[least_loaded(even, clients[place])] += work[clients[place]]
-    limit = np.max(even / devices)  # how long the round takes where nothing has to stay
-    load, found, homeless = np.zeros(len(devices)), np.full(len(clients), -1), []
-    for place in order:
-        client = clients[place]
+    for index in order:
+        even[least_loaded(even, clients[index])] += work[clients[index]]
+    limit = np.max(even / devices)  # the duration of the round if states could move freely
+    load, chosen, moving = np.zeros(len(devices)), np.full(len(clients), -1), []
+    for index in order:
+        client = clients[index]
         process = int(home[client])
         if process >= 0 and (load[process] + work[client]) / devices[process] <= limit:
-            found[place] = process
+            chosen[index] = process
             load[process] += work[client]
         else:
-            homeless.append(place)
-    for place in homeless:
-        client = clients[place]
-        found[place] = least_loaded(load, client)
-        load[found[place]] += work[client]
-    return found
+            moving.append(index)
+    for index in moving:
+        client = clients[index]
+        chosen[index] = least_loaded(load, client)
+        load[chosen[index]] += work[client]
+    return chosen

@@ -1,4 +1,4 @@
-"""All that a round changes."""
+"""Everything that a round changes, and its initial value."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -9,36 +9,36 @@ import numpy as np
 from pfedafm_jax.engine.compile import init_client, init_server
 from pfedafm_jax.engine.programs import Programs
 from pfedafm_jax.engine.store import ClientStore
+from pfedafm_jax.engine.visit import SERVER_KEY, START_KEY
 from pfedafm_jax.methods.base import Method, Server
 from pfedafm_jax.models import Architecture
 
 Tree = Any
-START_KEY, SERVER_KEY = 2**31 - 1, 2**31 - 2  # rounds are numbered far below
 
 
 class State(NamedTuple):
-    """The weights of a run: what a checkpoint holds.
+    """The weights of a run; a checkpoint holds these.
 
-    `store` may be larger than memory, so a round changes it in place and hands it on; after a round
-    only the state that came back may be used.
+    `store` may be larger than memory, so a round changes it in place: after a round use only the
+    state that it returned.
     """
 
-    server: Server  # what is broadcast, on every device
-    store: ClientStore  # what the clients keep
+    server: Server  # the broadcast, on every device
+    store: ClientStore  # what the clients keep between visits
     # int [clients]: the process that keeps a client's state, -1 before its first visit
     home: np.ndarray
 
 
 def client_start(method: Method, key: jax.Array, number: int, architecture: Architecture) -> Tree:
-    """What a client keeps before its first visit; `number` tells starts from one another."""
+    """A client's initial state, as numpy arrays; `number` selects the random numbers."""
     own = jax.random.fold_in(jax.random.fold_in(key, START_KEY), number)
     return jax.device_get(init_client(method, own, architecture))
 
 
 def start(programs: Programs, folder: str | None = None) -> State:
-    """Clients and server before the first round; `folder` is where the store puts its files.
+    """The state before the first round; `folder` is where the store puts its files.
 
-    Clients of one architecture are alike unless `same_start` is off.
+    Clients of one architecture start with the same weights unless `same_start` is off.
     """
     config, architectures = programs.config, programs.architectures
 

@@ -1,8 +1,8 @@
-"""Where clients' states wait between their visits: in the host's memory or in files.
+"""Client states between visits, in the host's memory or in files.
 
-A client that was never drawn equals the start of its architecture and takes neither memory nor
-disk: rows are allocated as zero pages (or holes in a sparse file) and filled at the first write.
-Reading and writing cost time in proportion to the clients at hand, not to all of them.
+A client that was never drawn has the initial state of its architecture and takes neither memory
+nor disk: rows are untouched zero pages (or holes in a sparse file) until the first write. The cost
+of reading and writing depends on the clients involved, not on their total number.
 """
 
 import os
@@ -23,15 +23,15 @@ Tree = Any
 
 
 class Rows:
-    """Rows `[size, …]` of a file of its own, as sparse as what was written.
+    """An array `[size, …]` in a sparse file of its own, read and written by row.
 
-    Not memory-mapped: a full disk would end the process by a signal, and here raises an error.
+    Not memory-mapped: on a full disk that would kill the process with a signal; this raises.
     """
 
     def __init__(self, folder: str, shape: tuple[int, ...], dtype: np.dtype):
         self.shape, self.dtype, self._folder = shape, dtype, folder
         self._bytes = int(np.prod(shape[1:])) * dtype.itemsize
-        with tempfile.TemporaryFile(dir=folder) as file:  # it has no name: it goes with the process
+        with tempfile.TemporaryFile(dir=folder) as file:  # nameless: it disappears with the process
             os.truncate(file.fileno(), shape[0] * self._bytes)
             self._file = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._file)
@@ -56,10 +56,19 @@ class Rows:
 
 
 class ClientStore:
-    """States of all clients, grouped by architecture.
+    """The states of all clients, grouped by architecture.
 
-    `starts[g]` is the start state of group `g`, as numpy arrays; `start_of(client)`, where given,
-    is each client's own. `groups[client]` and `rows[client]` say where a client's state lies.
+    Args:
+        starts: the initial state of each group's clients, as numpy arrays.
+        groups: the group of each client, int `[clients]`.
+        place: `memory`, `disk`, or `auto`: on disk if all states exceed a third of the memory.
+        folder: where the files go; None: the system's temporary folder.
+        start_of: from a client to an initial state of its own, instead of `starts`.
+
+    Attributes:
+        rows: the row of each client within its group, int `[clients]`.
+        visited: whether a client's state was written, bool `[clients]`; otherwise it is initial.
+        changed: whether it was written since the last checkpoint, which clears this.
     """
 
     def __init__(
@@ -77,18 +86,17 @@ class ClientStore:
         for group, size in enumerate(sizes):
             self.rows[self.groups == group] = np.arange(size)
         self.visited = np.zeros(len(self.groups), bool)
-        # Written to since whoever saves states last cleared it.
         self.changed = np.zeros(len(self.groups), bool)
         self._starts = [jax.tree.map(np.asarray, start) for start in starts]
         self._start_of = start_of
         leaves = [jax.tree.leaves(start) for start in self._starts]
         self.row_bytes = np.array([sum(leaf.nbytes for leaf in own) for own in leaves])
-        self.nbytes = int(self.row_bytes @ sizes)  # of all clients
+        self.nbytes = int(self.row_bytes @ sizes)  # of all clients together
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self.on_disk = place == "disk" or (place == "auto" and self.nbytes > memory // 3)
         if self.on_disk:
             self._folder = tempfile.mkdtemp(dir=folder, prefix="clients-")
-            # The files go with the store.
+            # The folder is removed with the store.
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._states: list[Any] = [
             jax.tree.map(partial(self._allocate, int(size)), start)
@@ -96,14 +104,14 @@ class ClientStore:
         ]
 
     def _allocate(self, size: int, leaf: np.ndarray) -> np.ndarray | Rows:
-        """Rows `[size, …]` for states like this one."""
+        """An array `[size, …]` of leaves like this one."""
         shape = (size, *leaf.shape)
         if not self.on_disk or 0 in shape:
             return np.zeros(shape, leaf.dtype)
         return Rows(self._folder, shape, leaf.dtype)
 
     def read(self, group: int, clients: Sequence[int] | np.ndarray) -> Tree:
-        """States `[len(clients), …]` of clients of one group; below 0 a client's row is zero."""
+        """States `[len(clients), …]` of clients of one group; zeros for negative numbers."""
         states, structure = jax.tree.flatten(self._states[group])
         own, start = {}, jax.tree.leaves(self._starts[group])
         if self._start_of is not None:
@@ -111,7 +119,7 @@ class ClientStore:
             own = {client: jax.tree.leaves(self._start_of(client)) for client in new}
 
         def gather(number: int, rows: np.ndarray) -> np.ndarray:
-            # Empty slots cost nothing: pages never touched.
+            # Rows of empty slots are pages that are never touched.
             out = np.zeros((len(clients), *rows.shape[1:]), rows.dtype)
             for index, client in enumerate(clients):
                 if client >= 0 and self.visited[client]:
@@ -124,7 +132,7 @@ class ClientStore:
         return jax.tree.unflatten(structure, gathered)
 
     def read_parts(self, parts: Sequence[str], clients: Sequence[int] | np.ndarray) -> Tree:
-        """Top-level parts of states that are alike in all groups: `{part: [len(clients), …]}`."""
+        """Parts of states that have the same shapes in all groups: `{part: [len(clients), …]}`."""
         rows = [self._parts_of(int(client), parts) for client in clients]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
 
@@ -140,22 +148,22 @@ class ClientStore:
         return {part: start[part] for part in parts}
 
     def write(self, group: int, clients: Sequence[int] | np.ndarray, states: Tree) -> None:
-        """Stores states `[len(clients), …]`; client numbers below 0 are skipped."""
+        """Stores states `[len(clients), …]` of one group's clients; skips negative numbers."""
         written = [(index, client) for index, client in enumerate(clients) if client >= 0]
         leaves = jax.tree.leaves(self._states[group])
         for leaf, new in zip(leaves, jax.tree.leaves(states), strict=True):
             values = np.asarray(new)
             for index, client in written:
                 leaf[self.rows[client]] = values[index]
-        names = [client for _, client in written]
-        self.visited[names] = self.changed[names] = True
+        numbers = [client for _, client in written]
+        self.visited[numbers] = self.changed[numbers] = True
 
     def forget(self, clients: Sequence[int] | np.ndarray) -> None:
-        """These clients' states are kept elsewhere from now on; numbers below 0 are skipped."""
+        """Marks states that another process keeps from now on; negative numbers are skipped."""
         self.visited[[client for client in clients if client >= 0]] = False
 
     def start(self, group: int) -> Tree:
-        """The start state of an architecture's clients."""
+        """The initial state of a group's clients."""
         return self._starts[group]
 
     def state(self, client: int) -> Tree:

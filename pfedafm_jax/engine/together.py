@@ -1,7 +1,7 @@
-"""Several runs in one program: runs that differ in seed or other numbers, as one more mapped axis.
+"""Several runs in one program: runs that differ only in seed or numeric settings are a `vmap` axis.
 
-The clients of all runs are numbered one run after the other and trained in lockstep. Server, key,
-round and the method's numbers are those of each client's run. Every run keeps its own state.
+Clients are numbered consecutively over the runs and trained in lockstep, each with the server, key,
+round number and settings of its own run. Every run keeps its own state.
 """
 
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedafm_jax.engine.programs import Programs
-from pfedafm_jax.engine.round import RoundResult, draw_participants, run_round
+from pfedafm_jax.engine.round import RoundResult, participants_of, run_round
 from pfedafm_jax.engine.state import State
 from pfedafm_jax.engine.store import ClientStore
 from pfedafm_jax.errors import PfedafmError
 
 Tree = Any
-OWN = ("evaluate", "place", "take")  # stages that a run goes through by itself
+OWN = ("evaluate", "place", "take")  # programs that each run calls by itself
 
 
 def can_go_together(several: Sequence[Programs]) -> str:
-    """Why these runs cannot be one program; empty: they can."""
+    """The reason why these runs cannot share one program; empty if they can."""
     first = several[0]
     forms = {one.form._replace(train_width=0, test_width=0, stages=()) for one in several}
     if not all(one.lockstep for one in several):
@@ -37,7 +37,7 @@ def can_go_together(several: Sequence[Programs]) -> str:
 
 
 class Together:
-    """Runs that go through one program; `run_round` is a round of each."""
+    """Runs that share one program; raises `PfedafmError` if they cannot."""
 
     def __init__(self, several: Sequence[Programs]):
         why = can_go_together(several)
@@ -64,29 +64,31 @@ class Together:
     def run_round(
         self, states: Sequence[State], numbers: Sequence[int]
     ) -> list[tuple[State, RoundResult]]:
-        """Round `numbers[i]` of run i, for all of them."""
+        """Runs round `numbers[i]` of each run `i`, given its state.
+
+        Returns:
+            The next state and the result of each run.
+        """
         programs, config = self._programs, self._programs.config
         if len(states) == 1:
             return [run_round(programs, states[0], numbers[0])]
-        count, drawn = config.num_clients, config.num_participants
-        orders = [
-            draw_participants(own.config.seed, t, count, drawn)
-            for own, t in zip(self._several, numbers, strict=True)
-        ]
-        participants = [run * count + order for run, order in enumerate(orders)]
+        count, pairs = config.num_clients, zip(self._several, numbers, strict=True)
+        drawn = [participants_of(own.config, t) for own, t in pairs]
+        participants = [run * count + client for run, one in enumerate(drawn) for client in one[0]]
         store: Any = _Stores([state.store for state in states], count)
         state = State(_stacked([one.server for one in states]), store, np.zeros(0, int))
-        state, result = run_round(programs, state, np.array(numbers), np.concatenate(participants))
+        state, result = run_round(programs, state, np.array(numbers), participants)
         found = []
         for run, server in enumerate(_apart(state.server, len(states))):
-            mine = slice(run * drawn, (run + 1) * drawn)
+            mine, (order, dropped) = result.participants // count == run, drawn[run]
             info = {name: values[mine] for name, values in result.info.items()}
-            found.append((states[run]._replace(server=server), RoundResult(orders[run], info)))
+            own = RoundResult(np.array(order, int), info, dropped)
+            found.append((states[run]._replace(server=server), own))
         return found
 
 
 class _Stores:
-    """The states of all runs' clients, numbered one run after the other."""
+    """The stores of all runs as one, with clients numbered consecutively over the runs."""
 
     def __init__(self, stores: Sequence[ClientStore], count: int):
         self._stores, self._count = stores, count
@@ -107,7 +109,7 @@ class _Stores:
 
 
 def _joined(tables: Sequence[np.ndarray]) -> np.ndarray:
-    """Tables of all runs, one after the other, as wide as the widest."""
+    """Concatenates the runs' tables of rows, padded to the width of the widest."""
     width = max(table.shape[1] for table in tables)
     return np.concatenate([np.pad(one, ((0, 0), (0, width - one.shape[1]))) for one in tables])
 

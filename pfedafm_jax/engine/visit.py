@@ -1,7 +1,7 @@
-"""The compiled work of a device: a loop over steps of a few clients each, vectorized inside a step.
+"""What a compiled program does on one device: it loops over a few clients at a time, under `vmap`.
 
-A round has up to two stages, `client_update` for the clients of one architecture and, where a
-method has it, `shared_update` for clients of all architectures together; `evaluate` is a third.
+A round has up to three stages: `client_update` for the clients of one architecture,
+`shared_update`, if the method has it, for clients of all architectures, and `evaluate`.
 """
 
 from collections.abc import Callable
@@ -16,14 +16,16 @@ from jax import lax
 from pfedafm_jax.evaluate import accuracy
 from pfedafm_jax.methods.base import Method, Server, weigh
 from pfedafm_jax.models import Architecture
+from pfedafm_jax.statistics import kept, predict, received
 from pfedafm_jax.training import ClientData
 
 Tree = Any
 CLIENT_AXIS = "clients"
+START_KEY, SERVER_KEY = 2**31 - 1, 2**31 - 2  # far above any round or client number
 
 
 class Slots(NamedTuple):
-    """Clients on a device, one a row."""
+    """The clients of a device, one per row."""
 
     client: jax.Array  # int32 [slots]: the client's number
     train: jax.Array  # int32 [slots, longest]: rows of the dataset, see `ClientData`
@@ -31,95 +33,112 @@ class Slots(NamedTuple):
     test: jax.Array  # int32 [slots, longest test]
     num_test: jax.Array  # int32 [slots]
     weight: jax.Array  # float32 [slots]: weight in the average
+    place: jax.Array  # int32 [slots]: index among its run's participants; past the end if empty
 
 
 class Common(NamedTuple):
-    """What all clients of a round share."""
+    """The arguments that all clients of a round share."""
 
     method: Method
-    images: jax.Array  # uint8 [all, height, width, channels]
+    images: jax.Array  # uint8 [all, height, width, channels], or other data
     labels: jax.Array  # int32 [all]
     server: Server
-    key: jax.Array  # the run's key, as plain numbers
+    key: jax.Array  # the run's key, as `key_data`
     round: jax.Array  # int32
 
 
 class Visit(NamedTuple):
-    """What one client's work in one stage yields."""
+    """One client's result of one stage."""
 
-    state: Tree  # replaces the client's state; None: it stays
-    upload: dict[str, Tree]  # parts of the server's state, as this client would have them
-    weight: dict[str, jax.Array]  # of each part in the average
+    state: Tree  # the client's new state; None: unchanged
+    upload: dict[str, Tree]  # this client's version of parts of the server's state
+    weight: dict[str, jax.Array]  # the weight of each part in the average
     info: dict[str, jax.Array]  # numbers that are reported
 
 
 class Totals(NamedTuple):
-    """Sums over clients that the average is made of."""
+    """Sums over clients that the average is made of; or, where the server sees single uploads,
+    these, `[participants, …]`, and zeros where those of other devices will be added."""
 
-    numerator: dict[str, Tree]  # Σ weight · upload
-    weight: dict[str, jax.Array]  # Σ weight
+    numerator: dict[str, Tree]  # Σ weight · upload; or uploads
+    weight: dict[str, jax.Array]  # Σ weight; or weights
 
 
 class Worked(NamedTuple):
-    """What a device returns for all its slots."""
+    """A device's result for all its slots."""
 
     state: Tree  # [slots, …], or None
     totals: Totals
-    info: dict[str, jax.Array]  # [slots] each, 0 where no step reached
+    info: dict[str, jax.Array]  # [slots] each, 0 for slots that no step reached
 
 
-def totals_of(visit: Visit) -> Totals:
-    """One client's part in the sums: the weighting of what it uploads."""
-    return Totals(weigh(visit.upload, visit.weight), visit.weight)
+def totals_of(method: Method, visit: Visit) -> Totals:
+    """One client's contribution to the totals: its weighted uploads, or the uploads themselves."""
+    sent = visit.upload if method.sees_uploads else weigh(visit.upload, visit.weight)
+    return Totals(sent, visit.weight)
+
+
+def added(method: Method, totals: Totals, rows: Totals, places: jax.Array) -> Totals:
+    """Totals with those of some clients `[clients, …]`: the sum, or each at its own place."""
+
+    def add(total: jax.Array, row: jax.Array) -> jax.Array:
+        if method.sees_uploads:
+            return total.at[places].add(row, mode="drop")
+        return total + jnp.sum(row, axis=0)
+
+    return jax.tree.map(add, totals, rows)
 
 
 def client_key(key: jax.Array, t: jax.Array | int, client: jax.Array | int) -> jax.Array:
-    """The key of a client's visit: by seed, round and client, never by order of execution."""
+    """The key of a client's visit: it depends on seed, round and client, not on execution order."""
     return jax.random.fold_in(jax.random.fold_in(key, t), client)
 
 
 def data_of(common: Common, slot: Slots) -> ClientData:
     """A client's data, on the device."""
     return ClientData(
-        common.images, common.labels, slot.train, slot.num_train, slot.test, slot.num_test
+        *(common.images, common.labels, slot.train, slot.num_train, slot.test, slot.num_test),
+        client=slot.client,
     )
 
 
 def _finite(tree: Tree) -> jax.Array:
-    # 0 · x is 0, or NaN where x is not finite; unlike `all(isfinite)` a sum stores nothing.
+    # 0 · x is 0, or NaN if x is not finite; unlike `all(isfinite)`, a sum stores no array.
     floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     return jnp.all(jnp.stack([jnp.sum(0.0 * leaf) == 0 for leaf in floats]))
 
 
 def work(architecture: Architecture | None, common: Common, state: Tree, slot: Slots) -> Visit:
-    """A participant's local work in one stage; without architecture, in the one that all share.
+    """One participant's training in one stage; `architecture` None: the stage that all share.
 
-    An update that is not finite is thrown away: the client keeps its old state and has no part in
+    An update with NaN or infinity is discarded: the client keeps its old state and has weight 0 in
     the average.
     """
     method, data = common.method, data_of(common, slot)
     key = client_key(jax.random.wrap_key_data(common.key), common.round, slot.client)
+    client, server = received(state, common.server)
     if architecture is None:
-        update = method.shared_update(key, state, common.server, data, slot.weight)
-        update = update._replace(client=state)
+        update = method.shared_update(key, client, server, data, slot.weight)
+        update = update._replace(client=client)
     else:
-        update = method.client_update(key, architecture, state, common.server, data, slot.weight)
+        update = method.client_update(key, architecture, client, server, data, slot.weight)
+    update = kept(state, update)
     finite = _finite((update.client, update.upload, update.info))
 
     def if_finite(new: Tree, old: Tree) -> Tree:
         return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
 
-    kept = if_finite(update.client, state)
+    new = if_finite(update.client, state)
     info = {**update.info, "finite": finite}
     if update.view is not None:
-        info |= accuracies(method, architecture, kept, update.view, data)
+        info |= accuracies(method, architecture, new, update.view, data)
     sent = (update.upload, update.weight)
     upload, weight = if_finite(sent, jax.tree.map(jnp.zeros_like, sent))
-    return Visit(kept, upload, weight, info)
+    return Visit(new, upload, weight, info)
 
 
 def evaluate(architecture: Architecture | None, common: Common, state: Tree, slot: Slots) -> Visit:
-    """Accuracy of a client in this state, with the broadcast at hand."""
+    """A client's accuracy in this state, with the broadcast in `common`."""
     data = data_of(common, slot)
     return Visit(None, {}, {}, accuracies(common.method, architecture, state, common.server, data))
 
@@ -127,13 +146,13 @@ def evaluate(architecture: Architecture | None, common: Common, state: Tree, slo
 def accuracies(
     method: Method, architecture: Architecture | None, state: Tree, server: Server, data: ClientData
 ) -> dict[str, jax.Array]:
-    """Accuracies of a client's model by name, as they are reported: `accuracy/NAME`."""
+    """Accuracies of a client's predictions: `{"accuracy/NAME": …}`."""
     assert architecture is not None, "the stage that all share has no model of its own"
 
-    def predict(images: jax.Array) -> dict[str, jax.Array]:
-        return method.predict(architecture, state, server, images)
+    def scores(images: jax.Array) -> dict[str, jax.Array]:
+        return predict(method, architecture, state, server, images)
 
-    found = accuracy(method.training, predict, data)
+    found = accuracy(method.training, scores, data)
     return {f"accuracy/{name}": value for name, value in found.items()}
 
 
@@ -147,20 +166,20 @@ def over_slots(
     lockstep: bool = False,
     runs: int = 1,
 ) -> Callable:
-    """A stage for all slots of one device.
+    """The program of a stage for all slots of one device.
 
     Args:
         stage: `work` or `evaluate`.
-        architecture: that of the clients; None for the stage that all share.
-        clients_per_step: how many clients are vectorized.
-        lockstep: all slots are one step, whatever `trips` says.
-        runs: how many runs go together in lockstep, each with its part of the slots; what is not
-            images and labels of `common`, and `totals`, then have the runs in front.
+        architecture: that of the clients; None: the stage that all share.
+        clients_per_step: how many clients to `vmap` over.
+        lockstep: take all slots in one step and ignore `trips`.
+        runs: how many runs share the program, each with its part of the slots; `totals`, and
+            `common` except images and labels, then have a leading axis of runs.
 
     Returns:
-        `(common, totals, states, slots, trips) -> Worked`, with states `[slots, …]`: `trips` steps
-        are made, and what clients send is added to `totals`. States of slots that no step reaches
-        stay as they are.
+        `(common, totals, states, slots, trips) -> Worked`, with states `[slots, …]`. It makes
+        `trips` steps and adds what clients upload to `totals`. States of slots that no step reaches
+        do not change.
     """
     size = clients_per_step
 
@@ -169,20 +188,20 @@ def over_slots(
             training = replace(common.method.training, axis=CLIENT_AXIS)
             common = common._replace(method=replace(common.method, training=training))
         visit = stage(architecture, common, state, slot)
-        return visit, totals_of(visit)
+        return visit, totals_of(common.method, visit)
 
-    @jax.jit  # so that it is traced once, for its shapes and for the loop
+    @jax.jit  # jitted, so that it is traced once for both its shapes and the loop
     def some(common: Common, states: Tree, slots: Slots, first: jax.Array) -> tuple[Visit, Totals]:
         rows = jax.tree.map(lambda b: lax.dynamic_slice_in_dim(b, first, size), (states, slots))
-        if size == 1:  # no vmap: on CPU a plain product is faster than a batched one
+        if size == 1:  # no vmap: on a CPU a plain product is faster than a batched one
             row = jax.tree.map(lambda leaf: lax.squeeze(leaf, [0]), rows)
             return jax.tree.map(lambda leaf: leaf[None], one(common, *row))
         return jax.vmap(one, in_axes=(None, 0, 0), axis_name=CLIENT_AXIS)(common, *rows)
 
     def all_at_once(common: Common, totals: Totals, states: Tree, slots: Slots, _: jax.Array):
         visit, rows = jax.vmap(one, (None, 0, 0), axis_name=CLIENT_AXIS)(common, states, slots)
-        sums = jax.tree.map(lambda total, row: total + jnp.sum(row, axis=0), totals, rows)
-        return Worked(visit.state, sums, visit.info)
+        totals = added(common.method, totals, rows, slots.place)
+        return Worked(visit.state, totals, visit.info)
 
     def several(common: Common, totals: Totals, states: Tree, slots: Slots, trips: jax.Array):
         split = partial(jax.tree.map, lambda leaf: leaf.reshape(runs, -1, *leaf.shape[1:]))
@@ -206,9 +225,10 @@ def over_slots(
             # Not weakly typed, so that `some` is traced once.
             first = lax.convert_element_type(index * size, jnp.int32)
             new, rows = some(common, states if carry.state is None else carry.state, slots, first)
+            places = lax.dynamic_slice_in_dim(slots.place, first, size)
             return Worked(
                 put(carry.state, new.state, first),
-                jax.tree.map(lambda total, row: total + jnp.sum(row, axis=0), carry.totals, rows),
+                added(common.method, carry.totals, rows, places),
                 put(carry.info, new.info, first),
             )
 
@@ -220,11 +240,14 @@ def over_slots(
 
 
 def zero_totals(
-    architecture: Architecture | None, common: Common, state: Tree, slot: Slots
+    architecture: Architecture | None, common: Common, state: Tree, slot: Slots, participants: int
 ) -> Totals:
-    """Shapes of a stage's sums, from shapes of one client's state and slot."""
+    """Shapes of a stage's totals, from shapes of one client's state and slot."""
 
-    def totals(*arguments: Any) -> Totals:
-        return totals_of(work(architecture, *arguments))
+    def totals(common: Common, *arguments: Any) -> Totals:
+        one = totals_of(common.method, work(architecture, common, *arguments))
+        if not common.method.sees_uploads:
+            return one
+        return jax.tree.map(lambda leaf: jnp.zeros((participants, *leaf.shape), leaf.dtype), one)
 
     return jax.eval_shape(totals, common, state, slot)

@@ -1,8 +1,9 @@
-"""The operations that decide the speed of a CPU: convolution with pooling, and the step of SGD.
+"""The operations that determine speed on a CPU: convolution with pooling, and the SGD step.
 
-Each is one function. On a CPU it runs native code (`native.cc`), called inside the compiled
-programs through JAX's foreign function interface; on other platforms, for other types, and where
-the native code cannot be built, it is XLA's (`xla.py`). Nobody outside this package knows which.
+Each is one function. On a CPU it is native code (`native.cc`), called from compiled programs
+through JAX's foreign function interface. On other platforms, for other dtypes, and if the native
+code cannot be built, it is XLA (`xla.py`). Callers need not know which. Convolutions of own
+networks are in `layers.py`.
 """
 
 import threading
@@ -21,60 +22,61 @@ from pfedafm_jax.settings import bad
 
 Tree = Any
 HANDLERS = ("ConvPool", "ConvPoolWeightGradient", "ConvPoolInputGradient", "Sgd")
+HANDLERS += ("Conv", "ConvWeightGradient", "ConvInputGradient")
 
 
-class Form(NamedTuple):
-    """Which form of the operations runs, and why."""
+class Implementation(NamedTuple):
+    """Which implementation of the operations runs, and why."""
 
     name: str  # native or xla
     why: str
-    prefix: str = ""  # of the native operations' names in compiled programs
+    prefix: str = ""  # of the names under which compiled programs call native operations
 
     def __str__(self) -> str:
         return f"{self.name} ({self.why})"
 
 
-# What was asked for, and what came of it. Programs that were traced with another form are dropped
-# when it changes, so that one process can compare the two.
+# The setting in force, and the implementation that each setting gave. When that changes, programs
+# traced with the old one are dropped, so that one process can compare the two.
 _asked = "auto"
-_found: dict[str, Form] = {}
+_found: dict[str, Implementation] = {}
 _building = threading.Lock()
 
 
-def choose(kernels: str = "auto", log: Callable[[str], Any] | None = None) -> Form:
-    """Chooses the form for all that is traced from now on.
+def choose(kernels: str = "auto", log: Callable[[str], Any] | None = None) -> Implementation:
+    """Chooses the implementation for everything that is traced from now on.
 
     Args:
-        kernels: `native`, `xla`, or `auto`: native on a CPU where it can be built.
-        log: gets one line where `auto` has to do without native operations on a CPU.
+        kernels: `native`, `xla`, or `auto`: native on a CPU if it can be built.
+        log: called with one line if `auto` finds no native operations on a CPU.
 
     Returns:
-        The form that runs. Raises `PfedafmError` where `native` was asked for and cannot be had.
+        The one that runs. Raises `PfedafmError` if `kernels` is `native` and that is unavailable.
     """
     global _asked
     if kernels not in ("auto", "native", "xla"):
         raise bad("kernels", kernels, "auto, native, xla")
     first = kernels not in _found
-    form = _form(kernels)
-    if kernels == "native" and form.name != "native":
-        raise PfedafmError(f"kernels = 'native' cannot be used; {form.why}; accepted: auto, xla")
+    chosen = _implementation(kernels)
+    if kernels == "native" and chosen.name != "native":
+        raise PfedafmError(f"kernels = 'native' cannot be used; {chosen.why}; accepted: auto, xla")
     if _asked != kernels:
-        changed, _asked = _form(_asked) != form, kernels
+        changed, _asked = _implementation(_asked) != chosen, kernels
         if changed:
             jax.clear_caches()
-    if log is not None and first and kernels == "auto" and form.name == "xla" and _on_cpu():
-        log(f"rounds take about twice as long without native operations: {form.why}")
-    return form
+    if log is not None and first and kernels == "auto" and chosen.name == "xla" and _on_cpu():
+        log(f"rounds take about twice as long without native operations: {chosen.why}")
+    return chosen
 
 
-def form() -> Form:
-    """The form that runs now."""
-    return _form(_asked)
+def implementation() -> Implementation:
+    """The implementation in force."""
+    return _implementation(_asked)
 
 
 @contextmanager
-def using(kernels: str) -> Iterator[Form]:
-    """The chosen form inside a `with`, and the one before it afterwards."""
+def using(kernels: str) -> Iterator[Implementation]:
+    """A context with another implementation; the previous one is restored afterwards."""
     before = _asked
     try:
         yield choose(kernels)
@@ -86,31 +88,31 @@ def _on_cpu() -> bool:
     return jax.default_backend() == "cpu"
 
 
-def _form(kernels: str) -> Form:
+def _implementation(kernels: str) -> Implementation:
     with _building:
         if kernels not in _found:
             _found[kernels] = _find(kernels)
         return _found[kernels]
 
 
-def _find(kernels: str) -> Form:
+def _find(kernels: str) -> Implementation:
     if kernels == "xla":
-        return Form("xla", "as asked for")
+        return Implementation("xla", "as asked for")
     if not _on_cpu():
-        return Form("xla", f"the platform is {jax.default_backend()}")
+        return Implementation("xla", f"the platform is {jax.default_backend()}")
     other = _found.get("native" if kernels == "auto" else "auto")
     if other is not None:
         return other
     try:
         library, digest = build.load(default_cache_dir() / "kernels")
-        # The name holds the digest: compiled programs that are kept on disk find their own code.
+        # The digest in the name ties compiled programs in JAX's cache to the code they call.
         prefix = f"pfedafm_{digest[:16]}_"
         for name in HANDLERS:
             capsule = jax.ffi.pycapsule(getattr(library, name))
             jax.ffi.register_ffi_target(prefix + name, capsule, platform="cpu")
-        return Form("native", f"{library.RegisterWidth()} floats a register", prefix)
+        return Implementation("native", f"{library.RegisterWidth()} floats per register", prefix)
     except (build.Unavailable, AttributeError) as error:
-        return Form("xla", str(error))
+        return Implementation("xla", str(error))
 
 
 # -------------------------------------------------------------------------------------- convolution
@@ -119,12 +121,12 @@ def _find(kernels: str) -> Form:
 def conv_pool(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     """Convolution 5x5 without padding, bias, ReLU and max-pooling 2x2.
 
-    Of the four outputs under a pooled pixel the first largest in reading order has the gradient,
-    and none where ReLU gives zero; NaN is larger than any number, so it passes both ways.
+    The gradient goes to the largest of the four outputs under a pooled pixel, the first in reading
+    order if several are, and to none where ReLU gives zero. NaN counts as the largest, so it
+    propagates in both directions.
 
     Args:
-        images: float32 `[batch, height, width, channels]`; an odd last row or column is not used,
-            as pooling drops it.
+        images: float32 `[batch, height, width, channels]`; pooling drops an odd last row or column.
         kernel: `[5, 5, channels, outputs]`.
         bias: `[outputs]`.
 
@@ -134,7 +136,7 @@ def conv_pool(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Arra
     _, height, width, _ = images.shape
     if height % 2 or width % 2:
         images = images[:, : height - height % 2, : width - width % 2]
-    chosen = form()
+    chosen = implementation()
     native = chosen.name == "native" and images.dtype == kernel.dtype == bias.dtype == jnp.float32
     if not native or min(images.shape) == 0 or min(height, width) < 6:
         return xla.conv_pool(images, kernel, bias)
@@ -143,7 +145,7 @@ def conv_pool(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Arra
 
 
 def _call(prefix: str, name: str, results: Any, **options: Any) -> Callable[..., Any]:
-    # Under vmap an operation gets one more leading axis, the clients, and loops over it by itself.
+    # Under vmap an operation gets another leading axis, the clients, and loops over it itself.
     return jax.ffi.ffi_call(prefix + name, results, vmap_method="broadcast_all", **options)
 
 
@@ -155,7 +157,8 @@ def _like(array: jax.Array) -> jax.ShapeDtypeStruct:
 def _native_conv_pool(
     prefix: str, images: jax.Array, kernel: jax.Array, bias: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The output `[batch, rows, columns, outputs]` and who won: 0 to 3, or 4 if ReLU gave zero."""
+    """The output `[batch, rows, columns, outputs]`, and which of the four was the maximum:
+    0 to 3, or 4 if ReLU gave zero."""
     batch, height, width, _ = images.shape
     shape = (batch, height // 2 - 2, width // 2 - 2, kernel.shape[-1])
     results = (jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct(shape, jnp.uint8))
@@ -176,7 +179,7 @@ def _conv_pool_backward(prefix: str, kept: tuple, slopes: tuple):
 def _gradients(
     prefix: str, images: jax.Array, kernel: jax.Array, winners: jax.Array, gradient: jax.Array
 ):
-    # Two calls: that of the images is dropped where nobody needs it, as in a first layer.
+    # Two calls, so that XLA can drop the images' gradient if it is unused, as in a first layer.
     results = (_like(kernel), jax.ShapeDtypeStruct(kernel.shape[-1:], jnp.float32))
     to_kernel, to_bias = _call(prefix, "ConvPoolWeightGradient", results)(images, winners, gradient)
     to_images = _call(prefix, "ConvPoolInputGradient", _like(images))(kernel, winners, gradient)
@@ -188,7 +191,7 @@ def _gradients_forward(prefix: str, *arguments: jax.Array):
 
 
 def _gradients_backward(prefix: str, arguments: tuple, slopes: tuple):
-    images, kernel, winners, gradient = arguments  # a derivative of a derivative is XLA's
+    images, kernel, winners, gradient = arguments  # second derivatives use XLA
 
     def gradients(images: jax.Array, kernel: jax.Array, gradient: jax.Array):
         return xla.conv_pool_gradients(images, kernel, winners, gradient)
@@ -216,27 +219,27 @@ def sgd(
     clip_norm: jax.typing.ArrayLike = jnp.inf,
     active: jax.typing.ArrayLike = True,
 ) -> tuple[Tree, Tree]:
-    """A step of SGD in PyTorch's order: clip the gradient's norm, add decay, momentum, step.
+    """An SGD step in PyTorch's order: clip the gradient's norm, add decay, momentum, step.
 
-    All numbers are data: they may be traced, and another value is no other program. In compiled
-    programs weights and momenta are changed in place.
+    All numbers may be traced, so other values need no recompilation. Compiled programs update
+    weights and momenta in place.
 
     Args:
         weights: a tree of float32 arrays.
         momenta: the same tree, zero at first.
         gradients: the same tree.
         learning_rate: the length of the step.
-        momentum: the share of the last velocity that is kept.
-        weight_decay: times the weights, added to the gradient after clipping.
+        momentum: the factor by which old momenta are multiplied.
+        weight_decay: this multiple of the weights is added to the gradient after clipping.
         clip_norm: the largest norm over all gradients together; infinity: no clipping.
-        active: False leaves everything as it is, to the bit.
+        active: False leaves weights and momenta unchanged, bit for bit.
 
     Returns:
         New weights and momenta.
     """
     numbers = (learning_rate, momentum, weight_decay, clip_norm, active)
     table = jnp.stack([jnp.asarray(number, jnp.float32) for number in numbers])
-    chosen, leaves = form(), jax.tree.leaves((weights, momenta, gradients))
+    chosen, leaves = implementation(), jax.tree.leaves((weights, momenta, gradients))
     fits = leaves and all(leaf.dtype == jnp.float32 and leaf.size for leaf in leaves)
     if chosen.name != "native" or not fits:
         return xla.sgd(table, weights, momenta, gradients)

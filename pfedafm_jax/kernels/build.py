@@ -1,8 +1,8 @@
-"""Builds the native operations at their first use and keeps them in the user's cache folder.
+"""Builds the native operations at first use, into the user's cache folder.
 
-The library's folder is named after everything that decides its content: source, flags, compiler,
-JAX and the processor. It holds the library and its sha256, and appears there by one rename, so that
-processes that build at the same time do not harm each other. Nothing is downloaded.
+The name of a library's folder is a digest of everything that determines its content: source,
+flags, compiler, JAX and the processor. The folder holds the library and its sha256, and is renamed
+into place, so that several processes can build at the same time. Nothing is downloaded.
 """
 
 import ctypes
@@ -21,7 +21,8 @@ import jax
 
 from pfedafm_jax.files import read_bytes
 
-SOURCE = Path(__file__).with_name("native.cc")
+SOURCES = [Path(__file__).with_name(name) for name in ("native.cc", "convolution.cc")]
+HEADER = Path(__file__).with_name("vectors.h")
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-w", "-fno-math-errno")
 COMPILERS = ("c++", "g++", "clang++")
 FULL = os.strerror(errno.ENOSPC)
@@ -29,17 +30,17 @@ TIME_LIMIT = 300  # seconds; five is usual
 
 
 class Unavailable(Exception):
-    """The native operations cannot be had here; the message says why and what would mend it."""
+    """The native operations cannot be built or loaded; the message says why and what to do."""
 
 
 def load(cache: Path) -> tuple[ctypes.CDLL, str]:
-    """The native library, built where it is not there yet.
+    """Loads the native library, and builds it first if necessary.
 
     Args:
-        cache: the folder in which libraries are kept, made if need be.
+        cache: the folder of built libraries, created if necessary.
 
     Returns:
-        The loaded library and the digest that its name is made of.
+        The library and the digest in its folder's name.
     """
     compiler = _compiler()
     more = shlex.split(os.environ.get("CXXFLAGS", ""))
@@ -66,13 +67,13 @@ def _compiler() -> list[str]:
 def _flags_for_this_processor(compiler: list[str]) -> list[str]:
     flags = ["-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"]
     if "clang" not in _run([*compiler, "--version"]).stdout:
-        flags.append("-fno-predictive-commoning")  # it spills registers of the first convolution
+        flags.append("-fno-predictive-commoning")  # it makes the first convolution spill registers
     return flags
 
 
 def _digest(command: list[str]) -> str:
     parts = [
-        SOURCE.read_text(),
+        *(source.read_text() for source in (HEADER, *SOURCES)),
         *command,
         _run([command[0], "--version"]).stdout,
         jax.__version__,
@@ -84,7 +85,7 @@ def _digest(command: list[str]) -> str:
 
 
 def processor() -> str:
-    """The processor's name and what it can do, as the system tells it."""
+    """The processor's name and features, as the system reports them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
         fields = dict(line.split(":", 1) for line in lines if ":" in line)
@@ -103,7 +104,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a library is there, is ours, and has the content that was built."""
+    """Whether a library exists, belongs to this user or root, and matches its sha256."""
     try:
         library, expected = folder / "native.so", read_bytes(folder / "sha256").decode()
         if hasattr(os, "getuid") and library.stat().st_uid not in (os.getuid(), 0):
@@ -121,7 +122,7 @@ def _build(command: list[str], folder: Path) -> None:
             place.mkdir()
             library = place / "native.so"
             include = f"-I{jax.ffi.include_dir()}"
-            result = _run([*command, include, str(SOURCE), "-o", str(library)])
+            result = _run([*command, include, *map(str, SOURCES), "-o", str(library)])
             if result.returncode != 0 or not library.is_file():
                 lines = [line for line in result.stderr.splitlines() if "error" in line]
                 lines = [line for line in result.stderr.splitlines() if FULL in line] + lines
@@ -135,7 +136,7 @@ def _build(command: list[str], folder: Path) -> None:
 
 
 def _put(place: Path, folder: Path) -> None:
-    """Moves a finished folder to its name, unless another process was first with a whole one."""
+    """Renames a finished folder into place, unless another process has put a valid one there."""
     for _ in range(10):
         try:
             os.rename(place, folder)

@@ -4,15 +4,17 @@ from collections.abc import Sequence
 
 from pfedafm_jax.config import METHOD_SETTINGS, Config
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.methods.base import Cost, Method, Update
+from pfedafm_jax.methods.base import Cost, Method, Update, Uploads
 from pfedafm_jax.methods.fd import FD
 from pfedafm_jax.methods.fedapen import FedAPEN
 from pfedafm_jax.methods.fedavg import FedAvg
+from pfedafm_jax.methods.fedgh import FedGH
 from pfedafm_jax.methods.fedkd import FedKD
 from pfedafm_jax.methods.fedper import FedPer
 from pfedafm_jax.methods.fedproto import FedProto
 from pfedafm_jax.methods.fedprox import FedProx
 from pfedafm_jax.methods.fedrep import FedRep
+from pfedafm_jax.methods.fedtgp import FedTGP
 from pfedafm_jax.methods.fml import FML
 from pfedafm_jax.methods.lg_fedavg import LGFedAvg
 from pfedafm_jax.methods.pfedafm import PFedAFM
@@ -24,6 +26,7 @@ from pfedafm_jax.training import LocalTraining
 _BUILT_IN = (
     *(PFedAFM, Standalone, LGFedAvg, FD, FedProto, FML, FedKD, FedAPEN),  # of the paper's tables
     *(FedPer, FedRep, FedAvg, FedProx),  # one network for all
+    *(FedGH, FedTGP),  # whose server sees single uploads
 )
 _METHODS: dict[str, type[Method]] = {method.name: method for method in _BUILT_IN}
 METHOD_SETTINGS.update({method.name: method.Settings for method in _BUILT_IN})
@@ -32,7 +35,7 @@ PAPER_METHODS = tuple(method.name for method in _BUILT_IN[:8])
 
 
 def register_method(method: type[Method]) -> type[Method]:
-    """Makes a method usable by its name; works as a class decorator. See `docs/extending.md`.
+    """Class decorator that registers a method under its name. See `docs/extending.md`.
 
     >>> @register_method
     ... class Lonely(Standalone):
@@ -85,31 +88,35 @@ def find_method(name: str) -> type[Method]:
 
 def make_method(
     config: Config,
-    image_shape: tuple[int, int, int],
+    image_shape: tuple[int, ...],
     num_classes: int,
     mean: tuple[float, ...],
     std: tuple[float, ...],
     num_train: Sequence[int],
+    dtype: str = "uint8",
 ) -> Method:
     """The method of a run.
 
     Args:
-        image_shape, num_classes: of its data.
-        mean, std: of each channel, by which images are normalised.
-        num_train: training images of each client.
+        image_shape, num_classes: those of the data.
+        mean, std: of each channel, for normalisation.
+        num_train: number of training images of each client.
+        dtype: of the data; only images, uint8, are normalised in training.
     """
 
     def architecture(name: str) -> Architecture:
-        return describe(name, num_classes, image_shape, config.feature_size, config.initialisation)
+        settings = config.feature_size, config.initialisation
+        return describe(name, num_classes, image_shape, *settings, dtype)
 
     kind, shared = find_method(config.method), architecture(config.shared_extractor)
     names = (shared.name,) if kind.one_network else config.architectures
+    mean, std = (mean, std) if dtype == "uint8" else ((), ())
     training = LocalTraining.of(config, mean, std, num_train)
     return kind.of(config, training, shared, [architecture(name) for name in names])
 
 
 def chosen_methods(wanted: str | Sequence[str]) -> list[str]:
-    """Names from a list, or a text like `all,fedper`, where `all` is the paper's eight."""
+    """Checked names from a list or a text like `all,fedper`; `all` is the paper's eight."""
     listed = wanted.split(",") if isinstance(wanted, str) else wanted
     names = [found for name in listed for found in (PAPER_METHODS if name == "all" else (name,))]
     return [find_method(name).name for name in dict.fromkeys(names)]
@@ -122,6 +129,7 @@ __all__ = [
     "MethodSettings",
     "PFedAFM",
     "Update",
+    "Uploads",
     "chosen_methods",
     "find_method",
     "make_method",

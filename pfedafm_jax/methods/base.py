@@ -1,12 +1,13 @@
-"""The contract of a method: what one client and the server do; the engine makes many clients of it.
+"""The contract of a method: what one client and the server do; the engine runs it for many clients.
 
 A method says what a client keeps (`init_client`), what the server broadcasts (`init_server`), what
 a client does with both (`client_update`) and what is evaluated (`predict`). It never loops over
-clients, averages or evaluates by itself. Types stand here, once for all methods.
+clients, averages or evaluates itself.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
@@ -25,20 +26,33 @@ Server = dict[str, Tree]
 
 
 class Update(NamedTuple):
-    """What a client returns after local work."""
+    """What a client returns after local training."""
 
     client: Client  # what it keeps until its next visit (`shared_update` leaves it empty)
-    upload: dict[str, Tree]  # parts of the server state, as this client would have them
-    weight: dict[str, jax.Array]  # of each part in the average: a number, or one a leading row
+    upload: dict[str, Tree]  # this client's version of parts of the server's state
+    weight: dict[str, jax.Array]  # of each part in the average: one number, or one per leading row
     info: dict[
         str, jax.Array
     ]  # numbers for the records; `loss` is required; `floats_up` … replace those of `cost`
     view: Server | None = None  # what it predicts with right after training; None: the broadcast
 
 
+class Uploads(NamedTuple):
+    """The uploads of a round's K participants, one per row, in the order drawn.
+
+    Rows of participants that sent nothing, or not this part, are zeros with weight 0.
+    """
+
+    client: jax.Array  # int32 [K]: its number, or `num_clients` where nobody sent anything, so
+    # that `table.at[client].set(rows)` writes no such row
+    parts: dict[str, Tree]  # by name, each leaf [K, …]: `Update.upload` of both stages
+    weight: dict[str, jax.Array]  # by name, [K] or, where weights are by row, [K, rows]
+    key: jax.Array  # for the server's random numbers, by seed and round
+
+
 @dataclass(frozen=True)
 class Cost:
-    """What a visit costs one client: floats that travel, and FLOPs of the algorithm."""
+    """The cost of a visit for one client: floats sent and received, and the algorithm's FLOPs."""
 
     floats_up: float
     floats_down: float
@@ -49,18 +63,20 @@ class Cost:
 class Method:
     """Base of all methods: what they know of a run, and the defaults of the contract.
 
-    A pytree: the numbers of `settings` and `training`, `rounds` and `seed` are data of the compiled
-    programs; the rest decides what is compiled.
+    A pytree: the numbers of `settings` and `training`, `rounds` and `seed` are leaves, hence data
+    of compiled programs; the rest is static.
     """
 
     settings: Any  # the method's own, a `Settings`
     training: LocalTraining
-    shared: Architecture  # what clients share where a method shares a network
+    shared: Architecture  # the shared network, if the method has one
     architectures: tuple[Architecture, ...]  # those of the clients
-    aggregation: str  # weights of the average: samples, or uniform
+    num_clients: int  # of the run
+    aggregation: str  # samples or uniform, weights of the average; or median
     initialisation: str  # of weights: torch or flax
     rounds: float
     seed: Any
+    statistics: str = "private"  # of shared networks: each client's own, or averaged
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
@@ -70,8 +86,8 @@ class Method:
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
 
     def __init_subclass__(cls):
-        # Each method has a `Settings` of its own, with a learning rate at least, that knows whose
-        # it is.
+        # Each method has its own `Settings` class, with at least a learning rate, which holds the
+        # method's name.
         if "Settings" not in vars(cls):
             place = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Settings"}
             kind = type("Settings", (cls.Settings,), {"__doc__": "No more settings.", **place})
@@ -94,23 +110,32 @@ class Method:
             training=training,
             shared=shared,
             architectures=tuple(architectures),
+            num_clients=config.num_clients,
             aggregation=config.aggregation,
             initialisation=config.initialisation,
             rounds=float(config.rounds),
             seed=np.uint32(config.seed),
+            statistics=config.statistics,
         )
 
     @property
+    def sees_uploads(self) -> bool:
+        """Whether the server needs single uploads instead of their sums."""
+        own = type(self).uploads_update is not Method.uploads_update
+        return own or self.aggregation == "median"
+
+    @property
     def shared_parts(self) -> tuple[str, ...]:
-        """Parts of a client's state, alike in all architectures, that `shared_update` reads."""
-        return ()  # there is no such stage
+        """Parts of a client's state that `shared_update` reads, with the same shapes in all
+        architectures; empty: there is no such stage."""
+        return ()
 
     def init_client(self, key: jax.Array, architecture: Architecture) -> Client:
-        """What a client of this architecture keeps, at the start."""
+        """The initial state of a client of this architecture."""
         raise TypeError(f"{type(self).__name__} must define init_client")
 
     def init_server(self, key: jax.Array) -> Server:
-        """What the server broadcasts in the first round."""
+        """The first broadcast."""
         return {}
 
     def client_update(
@@ -122,20 +147,26 @@ class Method:
         data: ClientData,
         weight: jax.Array,
     ) -> Update:
-        """A participant's local work in one round; `weight` is its weight in the average, n_k."""
+        """A participant's local training; `weight` is its weight in the average, such as n_k."""
         raise TypeError(f"{type(self).__name__} must define client_update")
 
     def shared_update(
         self, key: jax.Array, client: Client, server: Server, data: ClientData, weight: jax.Array
     ) -> Update:
-        """A second stage after `client_update` that trains the same network at every client, so
-        that participants of all architectures go through one program; `client` holds the
-        `shared_parts` only."""
+        """A second stage after `client_update` that trains the same network for every client, so
+        that participants of all architectures share one program; `client` has only the
+        `shared_parts`."""
         raise TypeError(f"{type(self).__name__} must define shared_update")
 
     def server_update(self, server: Server, averaged: dict[str, Tree]) -> Server:
         """The next broadcast, from the average of the uploads."""
         return {**server, **averaged}
+
+    def uploads_update(self, server: Server, uploads: Uploads) -> Server:
+        """The next broadcast from single uploads, for methods whose server needs them; uploads then
+        need not be parts of the server's state. By default their average or median goes to
+        `server_update`."""
+        return self.server_update(server, combined(self.aggregation, server, uploads))
 
     def predict(
         self, architecture: Architecture, client: Client, server: Server, images: jax.Array
@@ -144,11 +175,11 @@ class Method:
         raise TypeError(f"{type(self).__name__} must define predict")
 
     def cost(self, architecture: Architecture, num_train: float, num_classes_seen: float) -> Cost:
-        """What one visit costs a client with this many training samples and classes."""
+        """The cost of a visit for a client with this many training samples and classes."""
         raise TypeError(f"{type(self).__name__} must define cost")
 
     def training_cost(self, floats: float, macs: float, num_train: float) -> Cost:
-        """That of sending and receiving `floats` and training a model of `macs` multiply-adds."""
+        """The cost of sending and receiving `floats` and training a model of this many `macs`."""
         # A step is one pass forward and two backward; a multiply-add is two operations.
         return Cost(floats, floats, 2.0 * 3 * macs * num_train * self.training.local_epochs)
 
@@ -157,7 +188,7 @@ class Method:
 
 
 def _spread(weight: jax.Array, leaf: jax.Array) -> jax.Array:
-    """A weight for the leading axes of a leaf, shaped to multiply it."""
+    """Reshapes a weight for the leading axes of a leaf so that it broadcasts against it."""
     return weight.reshape(weight.shape + (1,) * (leaf.ndim - weight.ndim))
 
 
@@ -178,7 +209,8 @@ def weigh(upload: dict[str, Tree], weight: dict[str, jax.Array]) -> dict[str, Tr
 def average(
     server: Server, numerator: dict[str, Tree], weight: dict[str, jax.Array]
 ) -> dict[str, Tree]:
-    """Sums over clients → weighted means (Eq. 11); what nobody sent keeps its old value.
+    """Sums over clients → weighted means (Eq. 11); what nobody sent keeps its old value, as do
+    statistics that stay with the clients (None).
 
     >>> old, sums = {"rows": jnp.array([[7.0], [7.0]])}, {"rows": jnp.array([[6.0], [0.0]])}
     >>> average(old, numerator=sums, weight={"rows": jnp.array([3.0, 0.0])})["rows"]
@@ -186,11 +218,71 @@ def average(
            [7.]], dtype=float32)
     """
 
-    def mean(name: str, total: jax.Array, old: jax.Array) -> jax.Array:
+    def mean(name: str, old: jax.Array, total: jax.Array | None) -> jax.Array:
+        if total is None:
+            return old
         share = _spread(weight[name], total)
         return jnp.where(share > 0, total / jnp.where(share > 0, share, 1.0), old)
 
     return {
-        name: jax.tree.map(lambda total, old, name=name: mean(name, total, old), part, server[name])
+        name: jax.tree.map(partial(mean, name), server[name], part)
         for name, part in numerator.items()
     }
+
+
+def median(old: jax.Array, rows: jax.Array | None, weight: jax.Array) -> jax.Array:
+    """Coordinate-wise median `[…]` of rows `[K, …]` whose weight `[K, …]` is above 0; `old` where
+    there are none. Of an even number, the mean of the two in the middle.
+
+    >>> rows = jnp.array([[1.0, 5.0], [2.0, 6.0], [9.0, 7.0]])
+    >>> median(jnp.zeros(2), rows, weight=jnp.array([[3.0, 0.0], [1.0, 0.0], [1.0, 0.0]]))
+    Array([2., 0.], dtype=float32)
+    """
+    if rows is None:  # statistics that stay with the clients
+        return old
+    there = _spread(weight, rows) > 0
+    ordered = jnp.sort(jnp.where(there, rows, jnp.inf), axis=0)
+    count = jnp.sum(there, axis=0, keepdims=True)
+    low, high = (
+        jnp.take_along_axis(ordered, jnp.broadcast_to(place, (1, *old.shape)), axis=0)[0]
+        for place in ((count - 1) // 2, count // 2)
+    )
+    return jnp.where(count[0] > 0, 0.5 * (low + high), old)
+
+
+def combined(aggregation: str, server: Server, uploads: Uploads) -> dict[str, Tree]:
+    """The weighted mean or median of single uploads, for each part of the server's state."""
+    if aggregation == "median":
+        return {
+            name: jax.tree.map(partial(median, weight=uploads.weight[name]), server[name], part)
+            for name, part in uploads.parts.items()
+        }
+    sums = jax.tree.map(
+        lambda rows: jnp.sum(rows, axis=0), (weigh(uploads.parts, uploads.weight), uploads.weight)
+    )
+    return average(server, *sums)
+
+
+def next_broadcast(
+    method: Method,
+    server: Server,
+    clients: jax.typing.ArrayLike,
+    parts: dict[str, Tree],
+    weight: dict[str, jax.Array],
+    key: jax.Array,
+) -> Server:
+    """The next broadcast of a method from single uploads; see `Uploads` for the shapes.
+
+    If no client sent anything, it is the old one.
+    """
+    each = [jnp.any(rows.reshape(len(rows), -1) > 0, axis=1) for rows in weight.values()]
+    sent = jnp.any(jnp.stack(each), axis=0)
+    numbers = jnp.where(sent, clients, method.num_clients).astype(jnp.int32)
+    new = method.uploads_update(server, Uploads(numbers, parts, weight, key))
+    return if_any(weight, new, server)
+
+
+def if_any(weight: dict[str, jax.Array], new: Server, old: Server) -> Server:
+    """The new broadcast, or the old one where nobody sent anything."""
+    sent = jnp.any(jnp.stack([jnp.any(one > 0) for one in weight.values()]))
+    return jax.tree.map(lambda after, before: jnp.where(sent, after, before), new, old)

@@ -2,8 +2,8 @@
 
 A participant trains on CE(z, y) + γ · m_y · CE(z, q_y), where q_y is the broadcast row of the
 sample's class and m_y is 0 as long as no client has sent that row. The target is always a
-probability vector: with raw logits in its place the loss has no lower bound. After training, one
-clean pass yields the client's own rows.
+probability vector: with raw logits instead, the loss has no lower bound. After training, one pass
+without augmentation yields the client's own rows.
 """
 
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ from pfedafm_jax.training import Batch, cross_entropy, mean_over, train
 
 @dataclass(frozen=True)
 class FD(Standalone):
-    """The server holds the table of rows and which of them were ever sent."""
+    """The server keeps the table of rows, and which of them were ever sent."""
 
     name = "fd"
     title = "FD"
 
     @dataclass(frozen=True)
     class Settings(MethodSettings):
-        """Settings of FD's own."""
+        """FD's own settings."""
 
         gamma: Rate = 1.0
         """Weight of the distillation term (γ)."""
@@ -76,6 +76,6 @@ class FD(Standalone):
     def cost(self, architecture, num_train, num_classes_seen) -> Cost:
         classes = architecture.num_classes
         received = classes if self.settings.whole_table else num_classes_seen
-        passes = 3 * self.training.local_epochs + 1  # the last is the clean pass
+        passes = 3 * self.training.local_epochs + 1  # the last one makes the rows
         flops = 2.0 * passes * architecture.macs * num_train
         return Cost(num_classes_seen * classes, received * classes, flops)

@@ -3,9 +3,9 @@
     L_F = CE(z_F, y) + KL(sg[softmax z_G] ‖ softmax z_F) + CE(λ z_F + (1 - λ) sg[z_G], y)
     L_G = CE(z_G, y) + KL(sg[softmax z_F] ‖ softmax z_G) + CE(λ sg[z_F] + (1 - λ) z_G, y)
 
-λ is each client's own. It is learned on a small part of the client's training data that the models
-never train on (the adaptability set), with both models frozen, when a client receives a new shared
-model. At its first visit a client has no trained model to weigh yet and keeps the start value.
+Each client has its own λ. It is learned on a small part of the client's training data that the
+models never train on (the adaptability set), with both models frozen, when a client receives a new
+shared model. At its first visit a client has no trained model to weigh and keeps the initial value.
 """
 
 from dataclasses import dataclass, replace
@@ -61,9 +61,9 @@ def ensemble_loss(
 def split_adaptability(
     seed: int, fraction: float, data: ClientData
 ) -> tuple[ClientData, ClientData]:
-    """(adaptability set, rest) of a client's training data, the same in every round, none empty.
+    """(adaptability set, rest) of a client's training data, the same in every round, neither empty.
 
-    Which samples depends on the seed and on the client's data, not on how far its rows are padded.
+    The choice depends on the seed and on the client's data, not on the padding of its rows.
     """
     longest = data.train.shape[0]
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), SPLIT_KEY), data.train[0])
@@ -84,16 +84,16 @@ class FedAPEN(PrivateAndShared):
 
     @dataclass(frozen=True)
     class Settings(MethodSettings):
-        """Settings of FedAPEN's own."""
+        """FedAPEN's own settings."""
 
         lambda_start: Share = 0.5
-        """Weight of the private model in the ensemble at the start (λ)."""
+        """Initial weight of the private model in the ensemble (λ)."""
         lambda_learning_rate: Rate = 1e-3
         """Learning rate of λ."""
         lambda_epochs: Annotated[int, Ge(0), Le(1_000_000)] = 10
         """Epochs over the adaptability set when a client receives a new shared model."""
         adaptability_fraction: Annotated[float, Gt(0), Lt(1)] = 0.05
-        """Part of a client's training data that λ is learned on and the models are not."""
+        """Fraction of a client's training data for learning λ, not used to train the models."""
 
     def init_client(self, key, architecture) -> Client:
         weight = jnp.float32(self.settings.lambda_start)
@@ -150,7 +150,7 @@ class FedAPEN(PrivateAndShared):
         own = {"ensemble_weight": ensemble_weight, "visited": jnp.ones_like(client["visited"])}
         kept, upload = trained.params["model"], {"shared_model": trained.params["shared_model"]}
         info = {"loss": trained.loss, "ensemble_weight": ensemble_weight}
-        # Right after training a client has the shared model it has just trained.
+        # Evaluated with the shared model it has just trained.
         return Update({**kept, **own}, upload, {"shared_model": weight}, info, view=upload)
 
     def predict(self, architecture, client, server, images) -> dict[str, jax.Array]:

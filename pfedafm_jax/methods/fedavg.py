@@ -1,7 +1,7 @@
-"""FedAvg: one model for all clients, extractor and header, averaged; nobody keeps anything.
+"""FedAvg: one model for all clients, extractor and header, averaged; clients keep nothing.
 
-A participant trains the received model on its data and uploads it. Every client's network is the
-shared extractor's: `Config.architectures` has no say. It is what personalization is held against.
+A participant trains the received model on its data and uploads it. All clients have the shared
+extractor's network; `Config.architectures` is ignored. It is the baseline for personalization.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class FedAvg(Method):
         return {"shared_model": init_shared_model(key, self.shared)}
 
     def penalty(self, model: Tree, received: Tree) -> jax.Array | float:
-        """What is added to the loss of a batch."""
+        """A term added to the loss of a batch."""
         return 0.0
 
     def client_update(self, key, architecture, client, server, data, weight) -> Update:

@@ -1,14 +1,14 @@
-"""FedKD: a private mentor and a shared mentee, distilling into each other the more, the better both
-are; the mentee's updates travel as truncated singular value decompositions.
+"""FedKD: a private mentor and a shared mentee distil into each other, more strongly the better both
+are; the mentee's updates are sent as truncated singular value decompositions.
 
 With c = CE(z_F, y) + CE(z_G, y), the loss of a batch is the sum of
 
     L_F = CE(z_F, y) + KL(softmax z_G ‖ softmax z_F) / c + MSE(r_F, W r_G) / c
     L_G = CE(z_G, y) + KL(softmax z_F ‖ softmax z_G) / c + MSE(r_F, W r_G) / c
 
-where r are representations and W is a private projection. Coding keeps the smallest rank whose
-squared singular values reach the share T(t) of the total, which rises from T_start to T_end over
-the rounds.
+where r are representations and W is a private projection. Coding, the compression by SVD, keeps the
+smallest rank whose squared singular values reach the fraction T(t) of their sum, which rises from
+T_start to T_end over the rounds.
 """
 
 from dataclasses import dataclass
@@ -25,29 +25,29 @@ from pfedafm_jax.methods.fml import PrivateAndShared
 from pfedafm_jax.methods.losses import kl_divergence, squared_distance
 from pfedafm_jax.methods.standalone import private_model
 from pfedafm_jax.settings import MethodSettings, Rate
+from pfedafm_jax.statistics import statistics_of, with_statistics, without_statistics
 from pfedafm_jax.training import Batch, Partitioned, cross_entropy, mean_over, sgd, train
 
 # ------------------------------------------------------------------------------------- what travels
 
 
 def code_matrix(leaf: jax.Array, energy: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A parameter as it arrives after coding, and the floats that were sent for it.
+    """A parameter as received after coding, and the number of floats sent for it.
 
-    Kernels are matrices with one column for each output, `[25·in, out]` for a 5x5 convolution. The
-    rank is at least one. Biases, and matrices whose factors would be no smaller than themselves,
-    are sent as they are.
+    Kernels are matrices with one column per output, `[25·in, out]` for a 5x5 convolution. The
+    rank is at least one. Biases, and matrices whose factors would not be smaller, are sent as they
+    are.
     """
     if leaf.ndim < 2:
         return leaf, jnp.uint32(leaf.size)
     matrix = leaf.reshape(-1, leaf.shape[-1])
     rows, columns = matrix.shape
-    # Squared singular values and one side's vectors from the smaller Gram matrix: several times
-    # faster than the SVD, and exact enough, since what coding drops are whole per cents of the
-    # energy.
+    # Squared singular values and the vectors of one side come from the smaller Gram matrix: several
+    # times faster than an SVD, and precise enough, since coding drops whole percents of the energy.
     tall = matrix if rows >= columns else matrix.T
-    # Scaled, since squares of small updates would vanish.
+    # Scaled, since squares of small updates would underflow.
     scaled = tall / jnp.maximum(jnp.max(jnp.abs(tall)), 1e-30)
-    product = partial(jnp.matmul, precision="highest")  # whatever the networks' is
+    product = partial(jnp.matmul, precision="highest")  # whatever the setting is
     energies, vectors = jnp.linalg.eigh(product(scaled.T, scaled))
     held = jnp.cumsum(jnp.maximum(energies, 0.0)[::-1])
     rank = 1 + jnp.sum(held[:-1] < energy * held[-1])
@@ -61,20 +61,23 @@ def code_matrix(leaf: jax.Array, energy: jax.Array) -> tuple[jax.Array, jax.Arra
 
 
 def code_tree(tree: Tree, energy: jax.Array) -> tuple[Tree, jax.Array]:
-    """`code_matrix` of every leaf, and all floats sent."""
+    """`code_matrix` of every leaf, and the number of floats sent."""
     leaves, structure = jax.tree.flatten(tree)
     decoded, floats = zip(*(code_matrix(leaf, energy) for leaf in leaves), strict=True)
     return jax.tree.unflatten(structure, decoded), jnp.sum(jnp.stack(floats), dtype=jnp.uint32)
 
 
 def send(coding: str, known: Tree, model: Tree, energy: jax.Array) -> tuple[Tree, jax.Array]:
-    """The model as the other side, which has `known`, gets it, and the floats sent."""
+    """The model as the other side, which has `known`, gets it, and the floats of weights sent."""
+    statistics, model, known = statistics_of(model), *map(without_statistics, (model, known))
     if coding == "none":
-        return model, jnp.uint32(sum(leaf.size for leaf in jax.tree.leaves(model)))
-    if coding == "weight":
-        return code_tree(model, energy)
-    update, floats = code_tree(jax.tree.map(jnp.subtract, model, known), energy)
-    return jax.tree.map(jnp.add, known, update), floats
+        floats = jnp.uint32(sum(leaf.size for leaf in jax.tree.leaves(model)))
+    elif coding == "weight":
+        model, floats = code_tree(model, energy)
+    else:
+        update, floats = code_tree(jax.tree.map(jnp.subtract, model, known), energy)
+        model = jax.tree.map(jnp.add, known, update)
+    return with_statistics(model, statistics), floats
 
 
 # ----------------------------------------------------------------------------------------- the loss
@@ -93,7 +96,7 @@ def distillation_loss(
     (logits_f, features_f), (logits_g, features_g) = private, shared
     ce = cross_entropy(logits_f, labels, weights) + cross_entropy(logits_g, labels, weights)
     strength = jnp.maximum(ce, own.denominator_floor)
-    strength = jnp.where(jnp.sum(weights) > 0, strength, 1.0)  # a batch of nothing but padding
+    strength = jnp.where(jnp.sum(weights) > 0, strength, 1.0)  # an all-padding batch
     if own.detach_denominator:
         strength = lax.stop_gradient(strength)
     hidden_f = mean_over(squared_distance(features_f, target(features_g)), weights)
@@ -109,10 +112,10 @@ def distillation_loss(
 class FedKD(PrivateAndShared):
     """A private mentor and a shared mentee.
 
-    Server state: the mentee as every client can reconstruct it, the round, and the floats of the
-    last broadcast and of all broadcasts. The counts are whole numbers that may wrap around; only
-    differences are used. Its `cost` is without coding: what a coded round really sends depends on
-    the ranks and is reported by the round.
+    Server state: the mentee as every client can reconstruct it, the round, and the numbers of
+    floats in the last broadcast and in all of them. The counts are integers that may wrap around;
+    only differences are used. `cost` ignores coding: what is sent then depends on the ranks, and
+    each visit reports it.
     """
 
     name = "fedkd"
@@ -120,24 +123,28 @@ class FedKD(PrivateAndShared):
 
     @dataclass(frozen=True)
     class Settings(MethodSettings):
-        """Settings of FedKD's own."""
+        """FedKD's own settings."""
 
         coding: Literal["update", "weight", "none"] = "update"
         """What is sent as a truncated SVD: updates (the paper), weights (HtFLlib), nothing."""
         t_start: Annotated[float, Gt(0), Le(1)] = 0.95
-        """Share of the squared singular values that coding keeps at the start (T_start)."""
+        """Fraction of the squared singular values kept by coding in the first round (T_start)."""
         t_end: Annotated[float, Gt(0), Le(1)] = 0.98
         """The same in the last round (T_end)."""
         kl: Literal["batch_mean", "element_mean"] = "batch_mean"
         """The divergence itself, or divided by the number of classes (authors, HtFLlib)."""
         detach_targets: bool = False
-        """The teacher's outputs and representations are constants."""
+        """No gradient through the teacher's outputs and representations."""
         detach_denominator: bool = True
-        """What divides the distillation terms is a constant; the authors train through it."""
+        """No gradient through the divisor of the distillation terms; the authors have one."""
         denominator_floor: Rate = 1e-2
-        """That divisor, the sum of both cross-entropies, is taken to be at least this."""
+        """Lower limit of that divisor, the sum of both cross-entropies."""
         mentee_learning_rate: Rate | None = None
-        """Learning rate of the shared model; none: that of all networks."""
+        """Learning rate of the shared model; none: that of the networks."""
+
+        @property
+        def length_matters(self) -> bool:
+            return self.coding != "none"  # what coding keeps rises until the last round
 
     def init_client(self, key, architecture) -> Client:
         size = architecture.feature_size
@@ -152,15 +159,15 @@ class FedKD(PrivateAndShared):
         return {**super().init_server(key), "round": jnp.float32(0), **floats}
 
     def energy(self, server: Server) -> jax.Array:
-        """T(t), the share of the squared singular values that coding must keep in this round."""
+        """T(t), the fraction of the squared singular values that coding keeps in this round."""
         progress = jnp.minimum((1.0 + server["round"]) / self.rounds, 1.0)
         return self.settings.t_start + (self.settings.t_end - self.settings.t_start) * progress
 
     def floats_down(self, client: Client, server: Server) -> jax.Array:
-        """What the client had to receive: the whole model at its first visit, then what is coded.
+        """Floats that the client had to receive: at its first visit the whole model, then updates.
 
-        Coded updates build on each other, so a client that was away needs all that it missed, or
-        the whole model where that is less.
+        Coded updates build on each other, so a returning client needs all that it missed, or the
+        whole model if that is less.
         """
         whole = jnp.uint32(self.shared.params)
         if self.settings.coding == "none":

@@ -1,9 +1,9 @@
 """FedPer: one extractor for all clients, averaged, and a private header each.
 
 A participant trains the received extractor and its own header together on its data and uploads the
-extractor. Every client's network is then the shared extractor's: `Config.architectures` has no say,
-so there is nothing heterogeneous left. It is the control for pFedAFM once its mix vector has gone
-to 0: FedAvg on the shared extractor, with private headers.
+extractor. All clients have the shared extractor's network; `Config.architectures` is ignored, so
+nothing is heterogeneous. It is the control for pFedAFM with a mix vector of 0: FedAvg on the shared
+extractor, with private headers.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,9 @@
 """FedProto: clients exchange class prototypes, the mean representation of each class.
 
 A participant trains on CE(F(x), y) + λ · mean over batch and features of (r(x) - P_y)², for samples
-whose class has a broadcast prototype P_y. After training, one clean pass yields the client's own
-prototypes. A client can be evaluated by its header or by the nearest prototype; both are recorded.
+whose class has a broadcast prototype P_y. After training, one pass without augmentation yields the
+client's own prototypes. A client predicts by its header or by the nearest prototype; both are
+recorded.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pfedafm_jax.training import Batch, cross_entropy, mean_over, train
 
 
 def nearest_prototype(features: jax.Array, prototypes: jax.Array, known: jax.Array) -> jax.Array:
-    """Scores `[batch, classes]` that fall with the distance to each prototype; -∞ without one."""
+    """Scores `[batch, classes]` that fall with the distance to each prototype; -∞ if unknown."""
     # -|r - P|² without |r|², which is the same for all classes.
     scores = 2.0 * features @ prototypes.T - jnp.sum(prototypes**2, axis=-1)[None, :]
     return jnp.where(known[None, :] > 0, scores, -jnp.inf)
@@ -27,18 +28,18 @@ def nearest_prototype(features: jax.Array, prototypes: jax.Array, known: jax.Arr
 
 @dataclass(frozen=True)
 class FedProto(Standalone):
-    """The server holds the prototypes and which of them were ever sent."""
+    """The server keeps the prototypes, and which of them were ever sent."""
 
     name = "fedproto"
     title = "FedProto"
 
     @dataclass(frozen=True)
     class Settings(MethodSettings):
-        """Settings of FedProto's own."""
+        """FedProto's own settings."""
 
         lambda_mse: Rate = 1.0
         """Weight of the squared distance to the prototypes, a mean over features (λ)."""
-        judged: Literal["header", "prototype"] = "header"
+        evaluated_by: Literal["header", "prototype"] = "header"
         """What it is evaluated by, the header or the nearest prototype; both are recorded."""
         whole_table: bool = False
         """Count all prototypes as received, not only those of own classes (as by prototype)."""
@@ -75,12 +76,12 @@ class FedProto(Standalone):
         scores = nearest_prototype(features, server["prototypes"], known)
         scores = jnp.where(jnp.any(known > 0), scores, logits)  # before the first upload
         both = {"header": logits, "prototype": scores}
-        return both if self.settings.judged == "header" else dict(reversed(both.items()))
+        return both if self.settings.evaluated_by == "header" else dict(reversed(both.items()))
 
     def cost(self, architecture, num_train, num_classes_seen) -> Cost:
         # The loss needs prototypes of the client's own classes, the nearest one all of them.
-        whole = self.settings.whole_table or self.settings.judged == "prototype"
+        whole = self.settings.whole_table or self.settings.evaluated_by == "prototype"
         received = architecture.num_classes if whole else num_classes_seen
-        passes = 3 * self.training.local_epochs + 1  # the last is the clean pass
+        passes = 3 * self.training.local_epochs + 1  # the last one makes the prototypes
         width, flops = architecture.feature_size, 2.0 * passes * architecture.macs * num_train
         return Cost(num_classes_seen * width, received * width, flops)

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose participants are held near the model they received.
+"""FedProx: FedAvg with a term that keeps participants near the model they received.
 
 L = CE(z, y) + μ / 2 ‖w - w_received‖²
 """
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from pfedafm_jax.methods.base import Tree
 from pfedafm_jax.methods.fedavg import FedAvg
 from pfedafm_jax.settings import MethodSettings, Rate
+from pfedafm_jax.statistics import without_statistics
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,12 @@ class FedProx(FedAvg):
 
     @dataclass(frozen=True)
     class Settings(MethodSettings):
-        """Settings of FedProx's own."""
+        """FedProx's own settings."""
 
         mu: Rate = 0.01
         """Weight of the squared distance to the received model (μ; its paper tries 0.001 to 1)."""
 
     def penalty(self, model: Tree, received: Tree) -> jax.Array:
-        apart = jax.tree.map(lambda new, old: jnp.sum(jnp.square(new - old)), model, received)
+        pair = without_statistics(model), without_statistics(received)
+        apart = jax.tree.map(lambda new, old: jnp.sum(jnp.square(new - old)), *pair)
         return 0.5 * self.settings.mu * sum(jax.tree.leaves(apart))

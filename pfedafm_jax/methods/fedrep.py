@@ -1,10 +1,10 @@
-"""FedRep: FedPer with its two halves trained one after the other.
+"""FedRep: FedPer with header and extractor trained one after the other.
 
 A round of a participant:
   phase 1  the received extractor is frozen; the private header is trained for `head_epochs`
   phase 2  the header is frozen; the extractor is trained for the local epochs and uploaded
 
-As in FedPer every client's network is the shared extractor's, whatever `Config.architectures` says.
+As in FedPer, all clients have the shared extractor's network; `Config.architectures` is ignored.
 """
 
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ class FedRep(FedPer):
 
     @dataclass(frozen=True)
     class Settings(MethodSettings):
-        """Settings of FedRep's own."""
+        """FedRep's own settings."""
 
         head_epochs: Epochs = 10
         """Epochs of the header alone, before the local epochs of the extractor."""
@@ -47,7 +47,7 @@ class FedRep(FedPer):
         """Phase 1."""
         training = replace(self.training, local_epochs=self.settings.head_epochs)
         extract = partial(self.shared.extract, shared_extractor)
-        # Frozen, and on images that do not change, features are the same in every epoch.
+        # Without augmentation, features of the frozen extractor are the same in every epoch.
         table = None if training.augments else extract_all(training, extract, data)
 
         def loss(params: Tree, batch: Batch) -> jax.Array:

@@ -3,8 +3,8 @@
     L_F = α CE(z_F, y) + (1 - α) KL(sg[softmax z_G] ‖ softmax z_F)
     L_G = β CE(z_G, y) + (1 - β) KL(sg[softmax z_F] ‖ softmax z_G)
 
-Both gradients are taken at the same point and each network steps by its own. The shared model,
-extractor and header, is what travels; the private one is what is evaluated.
+Both gradients are taken at the same point, and each network takes a step along its own. The shared
+model, extractor and header, is exchanged; the private one is evaluated.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from pfedafm_jax.training import Batch, Partitioned, cross_entropy, sgd, train
 
 
 def init_shared_model(key: jax.Array, shared: Architecture) -> dict[str, Tree]:
-    """The model that travels, header and all."""
+    """The initial shared model, with its header."""
     extractor_key, header_key = jax.random.split(key)
     extractor, header = shared.init_extractor(extractor_key), shared.init_header(header_key)
     return {"extractor": extractor, "header": header}
@@ -41,7 +41,7 @@ def mutual_loss(
     labels: jax.Array,
     weights: jax.Array,
 ) -> jax.Array:
-    """L_F + L_G from the logits of both models, which get the gradient of their own loss only."""
+    """L_F + L_G from the logits of both models, each of which gets the gradient of its own loss."""
     target = lax.stop_gradient if own.detach_targets else (lambda logits: logits)
     kl = partial(kl_divergence, weights=weights, mean=own.kl)
     ce_private = cross_entropy(private, labels, weights)
@@ -53,7 +53,7 @@ def mutual_loss(
 
 @dataclass(frozen=True)
 class PrivateAndShared(Standalone):
-    """What methods have in common whose clients keep one model and share another."""
+    """Base of methods whose clients keep one model and share another."""
 
     def init_server(self, key) -> Server:
         return {"shared_model": init_shared_model(key, self.shared)}
@@ -78,7 +78,7 @@ class FML(PrivateAndShared):
 
     @dataclass(frozen=True)
     class Settings(MethodSettings):
-        """Settings of FML's own."""
+        """FML's own settings."""
 
         alpha: Share = 0.5
         """Weight of the private model's cross-entropy; 1 - α is that of its distillation."""
@@ -87,7 +87,7 @@ class FML(PrivateAndShared):
         kl: Literal["batch_mean", "element_mean"] = "batch_mean"
         """The divergence itself, or divided by the number of classes (PyTorch, HtFLlib)."""
         detach_targets: bool = True
-        """The teacher's output is a constant; else each model gets both gradients (HtFLlib)."""
+        """No gradient through the teacher's output; off: each model gets both (HtFLlib)."""
 
     def client_update(self, key, architecture, client, server, data, weight) -> Update:
         def loss(params: Tree, batch: Batch) -> jax.Array:

@@ -1,8 +1,8 @@
 """LG-FedAvg: private lower layers, a shared header.
 
 A participant overwrites its header with the broadcast one, trains its whole model and uploads the
-header. Header rows of classes that a client lacks are trained too (downwards, by the softmax) and
-averaged as they are.
+header. Header rows of classes that a client lacks are trained too (the softmax lowers their scores)
+and averaged like the others.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from pfedafm_jax.methods.base import Cost, Server, Tree, Update
 from pfedafm_jax.methods.standalone import Standalone, init_private_model, private_logits
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.settings import MethodSettings, bad
+from pfedafm_jax.statistics import STATISTICS
 
 
 def pick_layers(model: dict[str, Tree], names: tuple[str, ...]) -> dict[str, Tree]:
@@ -30,18 +31,18 @@ def put_layers(model: dict[str, Tree], layers: dict[str, Tree]) -> dict[str, Tre
 
 @dataclass(frozen=True)
 class LGFedAvg(Standalone):
-    """The server holds the shared layers by name."""
+    """The server keeps the shared layers by name."""
 
     name = "lg_fedavg"
     title = "LG-FedAvg"
 
     @dataclass(frozen=True)
     class Settings(MethodSettings):
-        """Settings of LG-FedAvg's own."""
+        """LG-FedAvg's own settings."""
 
         shared_layers: tuple[str, ...] = ("header",)
-        """What clients share: header, or layers of the extractor by name (conv1, conv2, fc1, fc2),
-        where all architectures have them in one shape."""
+        """What clients share: header, or layers of the extractor by name (conv1, conv2, fc1, fc2)
+        that have the same shape in all architectures."""
 
         def __post_init__(self):
             layers = self.shared_layers
@@ -65,7 +66,7 @@ class LGFedAvg(Standalone):
 
     def _shapes(self, architecture: Architecture) -> dict[str, Tree]:
         model = jax.eval_shape(lambda key: init_private_model(key, architecture), jax.random.key(0))
-        present = ("header", *model["local_extractor"])
+        present = ("header", *(name for name in model["local_extractor"] if name != STATISTICS))
         if not set(self.layers) <= set(present):
             accepted = f"layers of {architecture.name}: {', '.join(present)}"
             raise bad("lg_fedavg.shared_layers", self.layers, accepted)

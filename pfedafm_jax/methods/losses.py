@@ -1,4 +1,4 @@
-"""Losses and per-class means that several methods share; means are over real samples only."""
+"""Losses and per-class means shared by several methods; means leave out padding."""
 
 from collections.abc import Callable
 
@@ -11,11 +11,14 @@ from pfedafm_jax.training import ClientData, LocalTraining, extract_all, mean_ov
 def kl_divergence(
     target: jax.Array, logits: jax.Array, weights: jax.Array, mean: str = "batch_mean"
 ) -> jax.Array:
-    """KL(softmax(target) ‖ softmax(logits)), both given as logits `[batch, classes]`.
+    """KL(softmax(target) ‖ softmax(logits)), mean over the batch.
 
-    `batch_mean` is the divergence itself: the sum over classes, its mean over samples.
-    `element_mean` divides that by the number of classes as well, as PyTorch's `kl_div` does by
-    default: 10 or 100 times weaker on CIFAR.
+    Args:
+        target, logits: `[batch, classes]`.
+        weights: `[batch]`, 0 for padding.
+        mean: `batch_mean` sums over classes, as the divergence does; `element_mean` divides by the
+            number of classes, as PyTorch's `kl_div` does by default: 10 or 100 times weaker on
+            CIFAR.
     """
     log_target, log_guess = jax.nn.log_softmax(target), jax.nn.log_softmax(logits)
     each = jnp.sum(jnp.exp(log_target) * (log_target - log_guess), axis=-1)
@@ -29,7 +32,7 @@ def soft_cross_entropy(logits: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def squared_distance(features: jax.Array, target: jax.Array) -> jax.Array:
-    """Squared difference, mean over the features, for each sample `[batch]`."""
+    """Mean squared difference over the features, for each sample `[batch]`."""
     return jnp.mean((features - target) ** 2, axis=-1)
 
 
@@ -40,23 +43,26 @@ def class_means(
     num_classes: int,
 ) -> tuple[jax.Array, jax.Array]:
     """Means `[classes, width]` of `function(images)` over a client's training images of each class,
-    and their counts.
+    and their counts `[classes]`.
 
-    A clean pass: images are not augmented. A class without an image has a row of zeros and count 0.
+    Images are not augmented. A class without images has a row of zeros and count 0.
     """
     values = extract_all(training, function, data)
     rows = jnp.pad(data.train, (0, values.shape[0] - data.train.shape[0]))
     real = jnp.arange(values.shape[0]) < data.num_train
-    labels = jnp.where(real, data.labels[rows], num_classes)  # padding is a class of its own
+    labels = jnp.where(
+        real, data.labels[rows], num_classes
+    )  # padding counts as an extra class, dropped below
     sums = jax.ops.segment_sum(values, labels, num_classes + 1)[:-1]
     counts = jax.ops.segment_sum(jnp.ones(labels.shape), labels, num_classes + 1)[:-1]
     return sums / jnp.maximum(counts, 1.0)[:, None], counts
 
 
 def class_weights(aggregation: str, counts: jax.Array, weight: jax.Array) -> jax.Array:
-    """Weight `[classes]` of a client's rows in the average: n_{k,c}, or 1 where it has the class.
+    """Weight `[classes]` of a client's per-class rows in the average: n_{k,c}, or, with `uniform`
+    aggregation, 1 for each class it has.
 
-    `weight` is the client's own weight; with 0 it has no part in any row.
+    `weight` is the client's own weight; if that is 0, all are 0.
     """
     rows = counts if aggregation == "samples" else jnp.minimum(counts, 1.0)
     return rows * (weight > 0).astype(rows.dtype)

@@ -1,12 +1,12 @@
-"""pFedAFM: a shared small extractor beside each client's own model, their features mixed by a
-trained weight vector.
+"""pFedAFM: each client has its own model and a small shared extractor; a trained vector mixes their
+features.
 
 A round of a participant (Algorithm 1):
   phase 1  the received shared extractor is frozen; local extractor, header, mix vector are trained
   phase 2  the header is frozen; the shared extractor is trained and uploaded
 
 A participant is evaluated after phase 1 with the extractor it received. Phase 2 trains the same
-network at every client, so participants of all architectures go through it together.
+network for every client, so participants of all architectures share one program.
 """
 
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class PFedAFM(Method):
 
     @dataclass(frozen=True)
     class Settings(MethodSettings):
-        """Settings of pFedAFM's own; the last four are the released code's instead of the paper."""
+        """pFedAFM's own settings; the last four follow the released code instead of the paper."""
 
         mix_learning_rate: Rate = 1.0
         """Learning rate of the mix vector (the paper's η_α; it tries 0.001, 0.01, 0.1 and 1)."""
@@ -69,11 +69,16 @@ class PFedAFM(Method):
         mix_weight_decay: Rate = 0.0
         """Released code: weight decay on the mix vector (1e-3 there)."""
         mix_relay: bool = False
-        """Released code: one mix vector handed from client to client instead of one each."""
+        """Released code: one mix vector passed from client to client instead of one each."""
         leak_momentum: bool = False
-        """Released code: momentum of shared extractor and mix vector goes on to the next client."""
+        """Released code: momentum of shared extractor and mix vector carries over to the next
+        client."""
         send_header: bool = False
-        """Released code: an untrained header travels too (counted as traffic)."""
+        """Released code: an untrained header is sent too (counted as traffic)."""
+
+        @property
+        def chained(self) -> list[str]:
+            return [name for name in ("mix_relay", "leak_momentum") if getattr(self, name)]
 
     def init_client(self, key, architecture) -> Client:
         start = 1.0 if self.settings.mix_fixed is None else self.settings.mix_fixed
@@ -131,8 +136,8 @@ class PFedAFM(Method):
         floats = self.shared.extractor_params
         if self.settings.send_header:
             floats += self.shared.header_params
-        # Phase 1 is 3 passes of the local model and one of the shared extractor; phase 2 is 3 of
-        # the small model.
+        # Phase 1 takes 3 passes of the local model and one of the shared extractor; phase 2 takes 3
+        # of the small model.
         small = self.shared.extractor_macs
         macs = 3 * architecture.macs + small + 3 * (small + architecture.header_macs)
         if self.settings.training == "end_to_end":
@@ -155,7 +160,7 @@ def train_local_model(
     """Phase 1: freeze the shared extractor; train `model` (local extractor, header) and `mix`."""
     training = method.training
     extract_shared = partial(method.shared.extract, shared_extractor)
-    # Eq. 2: frozen, and on images that do not change, they are the same in every epoch.
+    # Eq. 2: without augmentation, features of the frozen extractor are the same in every epoch.
     table = None if training.augments else extract_all(training, extract_shared, data)
 
     def loss(params: Tree, batch: Batch) -> jax.Array:

@@ -1,7 +1,7 @@
-"""Standalone: every client trains its own model on its own data, and nothing travels.
+"""Standalone: every client trains its own model on its own data, and nothing is exchanged.
 
-A client trains only in the rounds it is drawn for, like the clients of every other method. Methods
-whose clients keep a model of their own build on it.
+As in every other method, a client trains only in the rounds it is drawn for. It is the base of
+methods whose clients keep their own model.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def private_logits(
 
 @dataclass(frozen=True)
 class Standalone(Method):
-    """No exchange; it has no settings of its own."""
+    """No exchange, and no settings of its own."""
 
     name = "standalone"
     title = "Standalone"

@@ -1,9 +1,9 @@
 """Algorithm 1 of the paper, written out: losses, clipping, SGD and the average by hand.
 
-Parameters, keys and the order of samples are those of the engine, so both compute the same numbers
-up to rounding. Three settings do what the released code does instead of the paper: `aggregation =
+Parameters, keys and the order of samples are the engine's, so both compute the same numbers
+up to rounding. Three settings follow the released code instead of the paper: `aggregation =
 "last"`, where the average is the last participant's extractor; `mix_relay`, where one mix vector
-goes from client to client; `leak_momentum`, where momentum does.
+is passed from client to client; `leak_momentum`, where momentum is.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,11 +26,11 @@ from pfedafm_jax.reference.plain import accuracy, columns, finite, weights, with
 from pfedafm_jax.training import ORDER_KEY, LocalTraining, epoch_order
 
 Tree = Any
-SIZE_STEP = 64  # large short batches are filled to a multiple of it, so that few are compiled
+SIZE_STEP = 64  # short batches above it are filled to a multiple, so that few sizes are compiled
 
 
 class Batch(NamedTuple):
-    """Images and labels; `weights` are 0 for what only fills the batch."""
+    """Images and labels; `weights` are 0 for padding."""
 
     images: jax.Array
     labels: jax.Array
@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 
 
 def start(programs: Programs, folder: str | None = None) -> State:
-    """As the engine's; what one client leaves for the next is kept beside the shared extractor."""
+    """As the engine's; the server's state also has `relay`, what one client passes to the next."""
     state, settings = engine.start(programs, folder), programs.config.pfedafm
     if programs.config.method == "pfedafm" and (settings.mix_relay or settings.leak_momentum):
         mix = jax.device_get(state.store.start(0)["mix"])
@@ -54,17 +54,17 @@ def start(programs: Programs, folder: str | None = None) -> State:
 def run_round(
     programs: Programs, state: State, t: int, participants: Sequence[int] | np.ndarray | None = None
 ) -> tuple[State, RoundResult]:
-    """One pass of the outer loop, see `engine.run_round`."""
+    """One iteration of the outer loop, see `engine.run_round`."""
     settings, method = programs.config.pfedafm, programs.method
     server = jax.device_get(state.server)
     received, relay = server["shared_extractor"], server.get("relay", {})
-    order = participants_of(programs, t, participants)
+    order, dropped = participants_of(programs.config, t, participants)
     uploads, reports = [], []
     for k, weight in zip(order, weights(programs, order), strict=True):
         architecture = programs.architectures[programs.groups[k]]
         key, client = client_key(programs.key, t, k), state.store.state(k)
         if settings.mix_relay and state.store.visited[k]:
-            client = {**client, "mix": relay["mix"]}  # whatever the last client left
+            client = {**client, "mix": relay["mix"]}  # as the previous client left it
 
         # Phase 1: freeze the shared extractor, train the local model and the mix vector.
         params = {"model": private_model(client), "mix": client["mix"]}
@@ -83,7 +83,7 @@ def run_round(
         report = {"loss": mean(losses), "mix_mean": float(jnp.mean(params["mix"]))}
         trained = {**frozen, **params}["shared_extractor"]
 
-        # Evaluated between the phases, with the extractor received (end to end: the one trained).
+        # Evaluate between the phases, with the extractor received (end to end: the one trained).
         good = finite((params, report))
         client = {**client, **params["model"], "mix": params["mix"]} if good else client
         write(state, k, client)
@@ -105,8 +105,12 @@ def run_round(
         reports.append({**report, "finite": good})
 
     new = {"shared_extractor": weighted_mean(uploads, received)}  # Eq. 11
+    if uploads and method.aggregation == "median":
+        each = [extractor for _, extractor in uploads]
+        middle = jax.tree.map(lambda *leaves: jnp.median(jnp.stack(leaves), axis=0), *each)
+        new = {"shared_extractor": middle}
     state = with_server(state, {**new, "relay": relay} if relay else new)
-    return state, RoundResult(np.array(order), columns(reports))
+    return state, RoundResult(np.array(order, int), columns(reports), dropped)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -118,7 +122,11 @@ def mixed_step(
     frozen: Tree,
     batch: Batch,
 ) -> tuple[Tree, Tree, jax.Array]:
-    """One batch on the mixed features: `model`, `mix`, and the shared extractor if in `params`."""
+    """Trains `params` (`model`, `mix`, perhaps the shared extractor) on a batch of mixed features.
+
+    Returns:
+        New params, new velocity, and the loss before the step.
+    """
     own, training = method.settings, method.training
 
     def loss(params: Tree) -> jax.Array:
@@ -132,7 +140,7 @@ def mixed_step(
 
     value, gradient = jax.value_and_grad(loss)(params)
     new, moved = dict(params), dict(velocity)
-    for name in params.keys() - {"mix"}:  # Eq. 6, with a norm for each network
+    for name in params.keys() - {"mix"}:  # Eq. 6; each network is clipped separately
         part = params[name], gradient[name], velocity[name]
         new[name], moved[name] = network_step(training, *part)
     if own.mix_fixed is None:
@@ -147,7 +155,7 @@ def mixed_step(
 def shared_step(
     method: PFedAFM, params: Tree, velocity: Tree, header: Tree, batch: Batch
 ) -> tuple[Tree, Tree, jax.Array]:
-    """One batch of phase 2: the shared extractor under the client's frozen header."""
+    """Trains the shared extractor on a batch, under the frozen header; returns as `mixed_step`."""
 
     def loss(params: Tree) -> jax.Array:  # Eqs. 7 to 9
         features = method.shared.extract(params, batch.images)
@@ -161,7 +169,7 @@ def shared_step(
 
 
 def batches(programs: Programs, client: int, key: jax.Array) -> Iterator[Batch]:
-    """Every batch of every local epoch of a client; the last of an epoch may be short."""
+    """All batches of all local epochs of a client; the last of an epoch may be short."""
     rows, config, dataset = programs.partition.train[client], programs.config, programs.dataset
     width, num = programs.train_rows.shape[1], len(rows)
     for epoch in range(config.local_epochs):
@@ -196,7 +204,7 @@ def cross_entropy(logits: jax.Array, batch: Batch) -> jax.Array:
 
 
 def clipped(gradient: Tree, norm: float | jax.Array) -> Tree:
-    """The gradient of one network, shortened to this global norm where it is longer."""
+    """The gradient of one network, scaled down to this global norm if it is larger."""
     length = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradient)))  # pyright: ignore
     return jax.tree.map(lambda g: g * jnp.minimum(1.0, norm / jnp.maximum(length, 1e-30)), gradient)
 
@@ -204,7 +212,7 @@ def clipped(gradient: Tree, norm: float | jax.Array) -> Tree:
 def sgd(
     params: Tree, gradient: Tree, velocity: Tree, learning_rate, momentum, decay
 ) -> tuple[Tree, Tree]:
-    """One step of SGD as PyTorch has it: (params, velocity)."""
+    """One step of SGD as in PyTorch; returns new params and velocity."""
     gradient = jax.tree.map(lambda g, p: g + decay * p, gradient, params)
     velocity = jax.tree.map(lambda v, g: momentum * v + g, velocity, gradient)
     return jax.tree.map(lambda p, v: p - learning_rate * v, params, velocity), velocity
@@ -213,14 +221,14 @@ def sgd(
 def network_step(
     training: LocalTraining, params: Tree, gradient: Tree, velocity: Tree
 ) -> tuple[Tree, Tree]:
-    """One step of a network: clip, then SGD."""
+    """One step of a network: clip, then SGD; returns new params and velocity."""
     gradient = clipped(gradient, training.clip_norm)
     numbers = training.learning_rate, training.momentum, training.weight_decay
     return sgd(params, gradient, velocity, *numbers)
 
 
 def weighted_mean(uploads: list[tuple[float, Tree]], old: Tree) -> Tree:
-    """Σ n_k / n · θ_k over what was sent; the old one where nothing was."""
+    """Σ n_k / n · θ_k over the uploads, given as `(n_k, θ_k)`; `old` if there are none."""
     total = sum(weight for weight, _ in uploads)
     if total == 0:
         return old
@@ -233,10 +241,10 @@ def weighted_mean(uploads: list[tuple[float, Tree]], old: Tree) -> Tree:
 
 
 def mean(losses: list[tuple[jax.Array, jax.Array]]) -> float:
-    """Mean over samples of the losses of batches, each with its number of samples."""
+    """Mean loss over samples, from the loss and the number of samples of each batch."""
     return float(sum(loss * count for loss, count in losses) / sum(count for _, count in losses))
 
 
 def zeros(params: Tree) -> Tree:
-    """A fresh momentum."""
+    """Initial momenta."""
     return jax.tree.map(jnp.zeros_like, params)

@@ -1,4 +1,4 @@
-"""Any method as a plain loop over clients: its own functions, everything else by hand in numpy."""
+"""Any method as a plain loop over clients: its own functions are jitted, the rest is numpy."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -8,10 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pfedafm_jax import statistics
 from pfedafm_jax.data import normalise
 from pfedafm_jax.engine import Programs, RoundResult, State
 from pfedafm_jax.engine.round import participants_of
-from pfedafm_jax.engine.visit import client_key
+from pfedafm_jax.engine.visit import SERVER_KEY, client_key
+from pfedafm_jax.methods.base import Method, Uploads
+from pfedafm_jax.statistics import OWN, kept, received
 from pfedafm_jax.training import ClientData
 
 Tree = Any
@@ -20,21 +23,30 @@ Report = dict[str, float]
 
 @partial(jax.jit, static_argnums=1)
 def client_update(method, architecture, key, client, server, data, weight):
-    """`Method.client_update` as one program."""
-    return method.client_update(key, architecture, client, server, data, weight)
+    """`Method.client_update`, jitted."""
+    own, server = received(client, server)
+    update = method.client_update(key, architecture, own, server, data, weight)
+    return kept(client, update)
 
 
 @jax.jit
 def shared_update(method, key, client, server, data, weight):
-    """`Method.shared_update` as one program."""
-    return method.shared_update(key, client, server, data, weight)
+    """`Method.shared_update`, jitted."""
+    own, server = received(client, server)
+    return kept(client, method.shared_update(key, own, server, data, weight))
+
+
+@jax.jit
+def uploads_update(method, server, uploads):
+    """`Method.uploads_update` as one program."""
+    return method.uploads_update(server, uploads)
 
 
 @partial(jax.jit, static_argnums=1)
 def predict(method, architecture, client, server, images):
-    """`Method.predict` on images as they are stored."""
+    """`Method.predict` on images as stored, jitted."""
     images = normalise(images, method.training.mean, method.training.std)
-    return method.predict(architecture, client, server, images)
+    return statistics.predict(method, architecture, client, server, images)
 
 
 def run_round(
@@ -42,8 +54,8 @@ def run_round(
 ) -> tuple[State, RoundResult]:
     """One round, see `engine.run_round`."""
     method, server = programs.method, jax.device_get(state.server)
-    order = participants_of(programs, t, participants)
-    sent, reports = [], []
+    order, dropped = participants_of(programs.config, t, participants)
+    sent, reports = {}, []
     for k, weight in zip(order, weights(programs, order), strict=True):
         key, client = client_key(programs.key, t, k), state.store.state(k)
         data = data_of(programs, k)
@@ -55,19 +67,28 @@ def run_round(
         write(state, k, client)
         report |= accuracy(programs, k, client, server if update.view is None else update.view)
         if report["finite"]:
-            sent.append((update.upload, update.weight))
+            sent[k] = [(update.upload, update.weight)]
         if report["finite"] and method.shared_parts:
-            parts = {name: client[name] for name in method.shared_parts}
+            shared = (*method.shared_parts, OWN)
+            parts = {name: client[name] for name in shared if name in client}
             update = shared_update(method, key, parts, server, data, np.float32(weight))
             report |= {name: float(value) for name, value in update.info.items()}
             report["finite"] = finite((update.upload, update.info))
+            if report["finite"] and OWN in client:
+                write(state, k, {**client, OWN: update.client[OWN]})
             if report["finite"]:
-                sent.append((update.upload, update.weight))
+                sent[k].append((update.upload, update.weight))
         reports.append(report)
-    names = {name for upload, _ in sent for name in upload}
-    mean = {name: average(name, server[name], sent) for name in sorted(names)}
-    server = method.server_update(server, mean) if mean else server
-    return with_server(state, server), RoundResult(np.array(order), columns(reports))
+    if sent and type(method).uploads_update is not Method.uploads_update:
+        server = uploads_update(method, server, stacked(programs, t, order, sent))
+    elif sent:
+        pairs = [pair for pairs in sent.values() for pair in pairs]
+        names = sorted({name for upload, _ in pairs for name in upload})
+        of = median if method.aggregation == "median" else average
+        mean = {name: of(name, server[name], pairs) for name in names}
+        server = method.server_update(server, mean) if mean else server
+    result = RoundResult(np.array(order, int), columns(reports), dropped)
+    return with_server(state, server), result
 
 
 def evaluate(programs: Programs, state: State, clients: Sequence[int] | np.ndarray | None = None):
@@ -77,10 +98,12 @@ def evaluate(programs: Programs, state: State, clients: Sequence[int] | np.ndarr
 
 
 def average(name: str, old: Tree, sent: list[tuple[dict, dict]]) -> Tree:
-    """Σ w u / Σ w of a part of the server's state, by rows where weights are, or the old value."""
+    """Σ w u / Σ w of a part of the server's state, per row if `w` has rows; `old` if Σ w is 0."""
     shares = [np.asarray(weight[name], np.float64) for upload, weight in sent if name in upload]
 
     def mean(before: np.ndarray, *leaves: np.ndarray) -> np.ndarray:
+        if leaves[0] is None:  # statistics that stay with the clients
+            return before
         ndim = np.ndim(before)
         wide = [share.reshape(share.shape + (1,) * (ndim - share.ndim)) for share in shares]
         total = sum(wide)
@@ -91,24 +114,65 @@ def average(name: str, old: Tree, sent: list[tuple[dict, dict]]) -> Tree:
     return jax.tree.map(mean, old, *(upload[name] for upload, _ in sent if name in upload))
 
 
+def median(name: str, old: Tree, sent: list[tuple[dict, dict]]) -> Tree:
+    """Of each number of a part the median over those that sent it, or the old value."""
+    shares = [np.asarray(weight[name]) for upload, weight in sent if name in upload]
+
+    def middle(before: np.ndarray, *leaves: np.ndarray) -> np.ndarray:
+        if leaves[0] is None:
+            return before
+        ndim = np.ndim(before)
+        wide = [share.reshape(share.shape + (1,) * (ndim - share.ndim)) for share in shares]
+        lacking = [np.broadcast_to(share == 0, before.shape) for share in wide]
+        found = np.ma.median(np.ma.array(np.stack(leaves), mask=np.stack(lacking)), axis=0)
+        return np.where(np.ma.getmaskarray(found), before, np.ma.getdata(found)).astype(np.float32)
+
+    return jax.tree.map(middle, old, *(upload[name] for upload, _ in sent if name in upload))
+
+
+def stacked(programs: Programs, t: int, order: Sequence[int], sent: dict[int, list]) -> Uploads:
+    """Single uploads by place in the order drawn, with zeros of those who sent nothing."""
+    config = programs.config
+    pairs = [pair for pairs in sent.values() for pair in pairs]
+    blank = jax.tree.map(lambda leaf: np.zeros_like(leaf), merged(pairs))
+    rows = [blank] * config.num_participants
+    clients: Any = np.full(config.num_participants, config.num_clients, np.int32)
+    for place, k in enumerate(order):
+        if k in sent:
+            found = merged(sent[k])
+            rows[place] = [{**old, **new} for old, new in zip(blank, found, strict=True)]
+            clients[place] = k
+    parts, weight = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+    return Uploads(clients, parts, weight, client_key(programs.key, t, SERVER_KEY))
+
+
+def merged(pairs: list[tuple[dict, dict]]) -> list[dict]:
+    """Uploads of several stages as one, and their weights."""
+    return [
+        {name: part for one in some for name, part in one.items()}
+        for some in zip(*pairs, strict=True)
+    ]
+
+
 def weights(programs: Programs, order: Sequence[int]) -> list[float]:
-    """n_k; or all equal; or the last participant alone, as in the released code."""
+    """Weights of the average: n_k; or 1; or 1 for the last participant alone (released code)."""
     if programs.config.aggregation == "last":
         return [0.0] * (len(order) - 1) + [1.0]
-    if programs.config.aggregation == "uniform":
+    if programs.config.aggregation in ("uniform", "median"):
         return [1.0] * len(order)
     return [float(programs.num_train[k]) for k in order]
 
 
 def data_of(programs: Programs, client: int) -> ClientData:
-    """One client's data as the method's functions take it."""
+    """One client's data, as the method's functions expect it."""
     counts = jnp.int32(programs.num_train[client]), jnp.int32(programs.num_test[client])
     train, test = programs.train_rows[client], programs.test_rows[client]
-    return ClientData(programs.images, programs.labels, train, counts[0], test, counts[1])
+    rows = train, counts[0], test, counts[1], jnp.int32(client)
+    return ClientData(programs.images, programs.labels, *rows)
 
 
 def accuracy(programs: Programs, client: int, state: Tree, server: Tree) -> Report:
-    """Shares of a client's test images that are classified rightly."""
+    """Fraction of a client's test images classified correctly: `{"accuracy/NAME": …}`."""
     rows, num = programs.test_rows[client], programs.num_test[client]
     images, labels = programs.dataset.images[rows], programs.dataset.labels[rows]
     architecture = programs.architectures[programs.groups[client]]
@@ -119,7 +183,7 @@ def accuracy(programs: Programs, client: int, state: Tree, server: Tree) -> Repo
 
 
 def finite(tree: Tree) -> bool:
-    """Whether all of it is finite."""
+    """Whether all numbers of a tree are finite."""
     return all(bool(np.all(np.isfinite(leaf))) for leaf in jax.tree.leaves(jax.device_get(tree)))
 
 
@@ -130,13 +194,13 @@ def write(state: State, client: int, new: Tree) -> None:
 
 
 def with_server(state: State, server: Tree) -> State:
-    """The state with another broadcast, on the devices where the old one was."""
+    """The state with another broadcast, on the same devices as the old one."""
     placed = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), server, state.server)
     return state._replace(server=placed)
 
 
 def columns(reports: list[Report]) -> dict[str, np.ndarray]:
-    """One array by name, with an entry for each report; NaN where one has no such number."""
+    """Reports as arrays by name, one entry per report; NaN where a report lacks the name."""
     names = dict.fromkeys(name for report in reports for name in report)
 
     def column(name: str) -> np.ndarray:

@@ -272,13 +272,13 @@ def test_natural_shares_are_the_users_of_the_data():
         np.flatnonzero(users == u).tolist() for u in range(4)
     ]
     assert [len(rows) for rows in split.test] == [1, 1, 1, 0]
-    assert split.about == "the data's own users"
+    assert split.about == "the data's own users, paper protocol"
     users[-1] = 0
     own = make_partition(labels, 8, 3, kind="natural", users=users, protocol="authors")
     assert [rows.tolist() for rows in own.test] == [[10], [], [8, 9]]
     with pytest.raises(PfedafmError, match=r"num_clients = 5 .* 3, the users of the data"):
         make_partition(labels, 8, 5, kind="natural", users=users)
-    with pytest.raises(PfedafmError, match="says whose images are whose"):
+    with pytest.raises(PfedafmError, match="for data that say whose is what"):
         make_partition(labels, 8, 3, kind="natural")
 
 

@@ -1,5 +1,7 @@
 """One suite for all methods: the contract, the engine against a plain loop, every loss by hand."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -16,10 +18,13 @@ from small import (
     small_config,
     small_data,
     small_programs,
+    states,
 )
 from small import start as start_of
 
-from pfedafm_jax.engine import build
+from pfedafm_jax import engine
+from pfedafm_jax.engine import build, run_round
+from pfedafm_jax.engine.round import participants_of
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import PAPER_METHODS, chosen_methods, method_names
 from pfedafm_jax.methods.fedapen import split_adaptability
@@ -29,7 +34,7 @@ from pfedafm_jax.reference import plain
 def test_all_are_registered_and_all_means_those_of_the_paper():
     assert set(METHODS) <= set(method_names())
     assert chosen_methods("all") == METHODS[:8] == list(PAPER_METHODS)
-    assert chosen_methods("all,fedper,pfedafm,fedrep") == METHODS
+    assert chosen_methods("all,fedper,pfedafm,fedrep,fedgh,fedtgp") == METHODS
     with pytest.raises(PfedafmError, match="did you mean fedrep"):
         chosen_methods("all,fedpre")
 
@@ -60,15 +65,37 @@ def test_who_takes_no_part_is_untouched_and_the_order_of_the_others_does_not_mat
 
 @pytest.mark.parametrize("method", METHODS)
 def test_engine_equals_plain_loop(method):
-    """One client at a time, and of pFedAFM two as well, with empty slots."""
-    pair = [small_programs(method, 2)] if method == "pfedafm" else []
-    assert_equals_plain_loop(small_programs(method), *pair)
+    assert_equals_plain_loop(small_programs(method))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_engine_equals_plain_loop_two_at_a_time(method):
     assert_equals_plain_loop(small_programs(method, 2))
+
+
+def rounds_of(config):
+    """A round from which one or two of three drop out, and one from which all do."""
+    lost = {t: len(participants_of(config, t)[1]) for t in range(200)}
+    return [next(t for t in lost if lost[t] in wanted) for wanted in ((1, 2), (3,))]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_whoever_drops_out_stays_as_it_was_and_has_no_part(method):
+    programs = small_programs(method)
+    losing = replace(programs, config=replace(programs.config, dropout=0.6))
+    some, every = rounds_of(losing.config)
+    stayed, dropped = participants_of(losing.config, some)
+    state, result = run_round(losing, engine.start(losing), some)
+    assert (result.participants.tolist(), result.dropped) == (stayed, dropped)
+    given, wanted = run_round(programs, engine.start(programs), some, stayed)
+    assert same((states(state), state.server), (states(given), given.server))
+    assert same(result.info, wanted.info)
+    before = start_of(programs)[0]
+    assert all(same(states(state)[client], before[client]) for client in dropped)
+    server, clients = state.server, states(state)
+    state, result = run_round(losing, state, every)  # nobody is left
+    assert same((states(state), state.server), (clients, server)) and result.info == {}
 
 
 # With one architecture. The flips must not reach the clean pass that yields the rows.
@@ -112,8 +139,8 @@ def net(architecture, extractor, header, images):
 def first_loss(method, client, server, update, private, shared, labels):
     """What the first batch of a visit should cost, from (extractor, header, images) -> (features,
     logits)."""
-    if method in ("standalone", "lg_fedavg"):
-        header = server["header"] if method == "lg_fedavg" else client["header"]
+    if method in ("standalone", "lg_fedavg", "fedgh"):
+        header = client["header"] if method == "standalone" else server["header"]
         return ce(private(client["local_extractor"], header)[1], labels)
     # FedRep: of the second phase, under the header that the first one left.
     if method in ("fedper", "fedrep"):
@@ -130,7 +157,7 @@ def first_loss(method, client, server, update, private, shared, labels):
         rows = np.asarray(server["class_scores"], np.float64)[labels]
         soft = np.log(np.exp(logits).sum(-1)) - np.sum(rows * logits, -1)
         return ce(logits, labels) + 0.5 * np.mean((labels == 0) * soft)
-    if method == "fedproto":  # λ = 10
+    if method in ("fedproto", "fedtgp"):  # λ = 10
         apart = np.mean((features - np.asarray(server["prototypes"])[labels]) ** 2, -1)
         return ce(logits, labels) + 10 * np.mean((labels == 0) * apart)
     theirs, other = shared(server["shared_model"]["extractor"], server["shared_model"]["header"])

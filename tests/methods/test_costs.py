@@ -30,7 +30,7 @@ def test_floats_of_whole_tables_and_other_shared_layers():
         ("fd", {"whole_table": True}, 10, 100),
         ("fd", {"whole_table": True}, 100, 10_000),
         ("fedproto", {"whole_table": True}, 10, 5_000),
-        ("fedproto", {"judged": "prototype"}, 10, 5_000),
+        ("fedproto", {"evaluated_by": "prototype"}, 10, 5_000),
         ("lg_fedavg", {"shared_layers": ("fc2", "header")}, 10, 1_005_510),
         ("lg_fedavg", {"shared_layers": ("fc2", "header")}, 100, 1_050_600),
         ("lg_fedavg", {"shared_layers": ("conv1", "conv2")}, 10, 14_048),

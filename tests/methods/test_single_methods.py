@@ -66,13 +66,13 @@ def test_nearest_prototype_by_hand():
         assert scores.argmax(-1).tolist() == expected
 
 
-@pytest.mark.parametrize("judged", ["header", "prototype"])
-def test_fedproto_evaluates_both_ways_and_falls_back_to_the_header(judged):
-    programs = build(small_config("fedproto", fedproto={"judged": judged}), *small_data())
+@pytest.mark.parametrize("by", ["header", "prototype"])
+def test_fedproto_evaluates_both_ways_and_falls_back_to_the_header(by):
+    programs = build(small_config("fedproto", fedproto={"evaluated_by": by}), *small_data())
     (client, *_), server = start_of(programs)
     work = programs.architectures[0], client, server, jnp.ones((2, 3, 3, 1))
     scores = programs.method.predict(*work)
-    assert next(iter(scores)) == judged and set(scores) == {"header", "prototype"}
+    assert next(iter(scores)) == by and set(scores) == {"header", "prototype"}
     np.testing.assert_array_equal(scores["prototype"], scores["header"])
 
 

@@ -1,0 +1,86 @@
+"""Participants that drop out: who, what becomes of them and of the rest, what is recorded."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from small import play, same, small_config, small_data, small_programs
+
+from pfedafm_jax import Experiment, engine, plots
+from pfedafm_jax.config import Config
+from pfedafm_jax.engine.round import draw_participants, participants_of
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.observers import latest
+from pfedafm_jax.progress import Progress
+from pfedafm_jax.records import Record
+from pfedafm_jax.reference import plain
+
+HALF = Config(num_clients=40, participation=0.5, dropout=0.3, seed=2)
+
+
+def test_who_drops_out_depends_on_seed_and_round_alone():
+    rounds = [participants_of(HALF, t) for t in range(200)]
+    for t, (stayed, dropped) in enumerate(rounds):
+        drawn = draw_participants(2, t, 40, 20).tolist()
+        assert [client for client in drawn if client not in dropped] == stayed
+        assert set(stayed) | set(dropped) == set(drawn) and len(drawn) == 20
+    share = np.mean([len(dropped) / 20 for _, dropped in rounds])
+    assert abs(share - 0.3) < 0.03  # of 4,000: three deviations are 0.022
+    assert rounds == [participants_of(HALF, t) for t in range(200)]
+    assert rounds != [participants_of(replace(HALF, seed=3), t) for t in range(200)]
+    assert participants_of(replace(HALF, dropout=0.0), 5)[1] == []
+    assert participants_of(HALF, 5, given=[7, 3]) == ([7, 3], [])
+    with pytest.raises(PfedafmError, match=r"dropout = 1\.0 cannot be used"):
+        replace(HALF, dropout=1.0).check()
+
+
+def test_rounds_are_recorded_shown_and_drawn_whoever_is_left():
+    config = small_config("pfedafm", dropout=0.7, seed=1, rounds=6, architectures=("dense_b",))
+    experiment = Experiment(config, *small_data())
+    bar, shown = Progress(6), []
+    for record in experiment.rounds():
+        bar.show(record)
+        shown.append(bar.bar.tasks[0].fields["numbers"])
+        stayed, dropped = participants_of(config, record.round)
+        assert (record.participants, record.dropped) == (stayed, dropped)
+        assert record.drawn == 3
+        assert (record.mean_accuracy is None) == (not stayed) == (record.loss is None)
+        floats = 3 * experiment.programs.costs([0])[0].floats_down
+        assert record.floats_down == floats  # all three received
+        assert record.floats_up * 3 == floats * len(stayed)
+        assert len(latest(experiment).clients["participants/loss"]) == len(stayed)
+        assert Record.from_dict(record.as_dict()) == record
+    numbers = {len(record.dropped) for record in experiment.records}
+    assert numbers == {2, 3}
+    assert any("all dropped out" in words for words in shown)
+    assert any("2 dropped out" in words for words in shown)
+    summary = experiment.summary()
+    assert summary.floats_down_per_client == experiment.programs.costs([0])[0].floats_down
+    plots.accuracy_by_round(experiment.per_round(), experiment.predictions)
+    taken = Experiment(config, *small_data())
+    taken.resume(*experiment.history())
+    assert taken.records == experiment.records
+    np.testing.assert_equal(taken.visits, experiment.visits)
+
+
+def test_a_record_without_anyone_dropped_is_as_it_always_was():
+    record = Record(1, 0.5, None, 1.25, 2.0, [3], 0, 10, 10, 99)
+    assert "dropped" not in record.as_dict()
+    assert Record.from_dict(record.as_dict()) == record
+    with pytest.raises(ValueError, match="dropped is no list of clients"):
+        Record.from_dict({**record.as_dict(), "dropped": 2})
+
+
+def test_all_given_take_part_whatever_the_chance():
+    programs = small_programs("standalone")
+    losing = replace(programs, config=replace(programs.config, dropout=0.9))
+    assert same(play(losing, [0, 1]), play(programs, [0, 1]))
+
+
+def test_the_plain_loop_loses_the_same():
+    programs = small_programs("standalone")
+    losing = replace(programs, config=replace(programs.config, dropout=0.6))
+    for number in range(1, 5):
+        stayed, dropped = participants_of(losing.config, number)
+        _, result = plain.run_round(losing, engine.start(losing), number)
+        assert (result.participants.tolist(), result.dropped) == (stayed, dropped)

@@ -1,0 +1,481 @@
+"""Networks of all kinds: BatchNorm's statistics, dropout, NNX, weights from elsewhere."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from flax.traverse_util import flatten_dict
+from safetensors.numpy import save_file
+from small import (
+    CLASSES,
+    METHODS,
+    SIZES,
+    TRAINING,
+    WIDTH,
+    assert_close,
+    assert_equals_plain_loop,
+    play,
+    same,
+    slow_but,
+    small_config,
+    small_data,
+    start,
+    states,
+)
+
+from pfedafm_jax import engine, export_client, load_client, load_run, models, reference, run
+from pfedafm_jax.engine import Together, build
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.experiment import Experiment
+from pfedafm_jax.models import describe, register_extractor
+from pfedafm_jax.networks import training
+from pfedafm_jax.statistics import OWN, statistics_of
+from pfedafm_jax.training import ClientData, cross_entropy, sgd, train
+
+PIXELS, HIDDEN, IMAGE = 9, 5, (3, 3, 1)
+MEAN, VAR = (f"batch_stats.extractor.BatchNorm_0.{name}" for name in ("mean", "var"))
+
+
+class Normed(nn.Module):
+    """BatchNorm after one dense layer, dropout before the next."""
+
+    hidden: int = HIDDEN
+    rate: float = 0.0
+    momentum: float = 0.8
+
+    @nn.compact
+    def __call__(self, images):
+        hidden = nn.Dense(self.hidden)(images.reshape(images.shape[0], -1))
+        hidden = nn.relu(nn.BatchNorm(momentum=self.momentum)(hidden))
+        return nn.relu(nn.Dense(4)(nn.Dropout(self.rate)(hidden)))
+
+
+class NormedNNX(nnx.Module):
+    """The same."""
+
+    def __init__(self, rate=0.0, *, rngs):
+        self.first = nnx.Linear(PIXELS, HIDDEN, rngs=rngs)
+        self.norm = nnx.BatchNorm(HIDDEN, momentum=0.8, rngs=rngs)
+        self.dropout = nnx.Dropout(rate, rngs=rngs)
+        self.second = nnx.Linear(HIDDEN, 4, rngs=rngs)
+
+    def __call__(self, images):
+        hidden = self.norm(self.first(images.reshape(images.shape[0], -1)))
+        return nnx.relu(self.second(self.dropout(nnx.relu(hidden))))
+
+
+class Flagged(nn.Module):
+    """The same with Flax's usual flag, in a family of widths."""
+
+    hidden: int = HIDDEN
+    features: int = WIDTH
+
+    @nn.compact
+    def __call__(self, images, train: bool):
+        hidden = nn.Dense(self.hidden)(images.reshape(images.shape[0], -1))
+        norm = nn.BatchNorm(use_running_average=not train, momentum=0.8)
+        return nn.relu(nn.Dense(self.features)(nn.relu(norm(hidden))))
+
+    @staticmethod
+    def widest(modules):
+        return modules[0].clone(hidden=max(one.hidden for one in modules))
+
+
+register_extractor("normed", Normed())
+register_extractor("dropped", Normed(rate=0.5))
+register_extractor("nnx_normed", NormedNNX)
+register_extractor("nnx_dropped", partial(NormedNNX, rate=0.5))
+register_extractor("flagged", Flagged())
+register_extractor("flagged_wide", Flagged(hidden=8))
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """Names registered in a test are gone after it."""
+    monkeypatch.setattr(models, "_EXTRACTORS", dict(models._EXTRACTORS))
+    yield
+    describe.cache_clear()
+
+
+def programs(method, network="dropped", **changes):
+    networks = {"architectures": (network,), "shared_extractor": network}
+    return build(small_config(method, **(networks | changes)), *small_data())
+
+
+def network(name):
+    return describe(name, CLASSES, IMAGE, WIDTH)
+
+
+# ------------------------------------------------------------------------------------------ a step
+
+
+def steps(one, model, images, labels, batch_size=4, seeds=(0,), **settings):
+    """A model after one epoch on these images, with its loss; of several seeds, of each."""
+    plain = {"batch_size": batch_size, "rest_size": batch_size, "local_epochs": 1, "mean": (0.0,), "std": (1.0,)}  # fmt: skip
+    training = replace(TRAINING, **(plain | settings))
+    rows, count = jnp.arange(len(images), dtype=jnp.int32), jnp.int32(len(images))
+    pixels, classes = jnp.asarray(images, jnp.uint8), jnp.asarray(labels, jnp.int32)
+    data = ClientData(pixels, classes, rows, count, rows, count)
+
+    def loss(params, batch):
+        features = one.extract(params["extractor"], batch.images)
+        logits = one.classify(params["header"], features)
+        return cross_entropy(logits, batch.labels, batch.weights)
+
+    @jax.jit
+    def trained(model, key):
+        return train(training, key, model, loss, data, sgd(training))
+
+    found = [trained(model, jax.random.key(seed)) for seed in seeds]
+    return found[0] if len(found) == 1 else found
+
+
+def model_of(one, seed=0):
+    @jax.jit
+    def made(keys):
+        return {"extractor": one.init_extractor(keys[0]), "header": one.init_header(keys[1])}
+
+    return made(jax.random.split(jax.random.key(seed)))
+
+
+def three():
+    """Three images and their classes."""
+    return np.random.default_rng(1).integers(0, 256, (3, *IMAGE), np.uint8), np.array([0, 1, 2])
+
+
+@pytest.mark.parametrize("name", ["normed", "nnx_normed"])
+def test_a_step_moves_statistics_by_those_of_the_real_samples_alone(name):
+    """Three samples in a batch of four; decay, momentum and clipping do not reach statistics."""
+    one, (images, labels) = network(name), three()
+    assert one.statistics == 2 * HIDDEN
+    assert one.extractor_params == 50 + 2 * HIDDEN + 24 + 4 * WIDTH + WIDTH
+    model = model_of(one)
+    trained = steps(one, model, images, labels, weight_decay=0.5, clip_norm=0.01)
+    start = jax.tree.map(np.float64, model)
+    inner = start["extractor"]["extractor"]
+    names = (
+        ("Dense_0", "BatchNorm_0", "Dense_1") if name == "normed" else ("first", "norm", "second")
+    )
+    first, norm, second = (inner[layer] for layer in names)
+    hidden = images.reshape(3, PIXELS) / 255 @ first["kernel"] + first["bias"]
+    mean, var = hidden.mean(0), hidden.var(0)
+    after = {path.split(".")[-1]: leaf for path, leaf in statistics_of(trained.params).items()}
+    np.testing.assert_allclose(after["mean"], 0.8 * 0 + 0.2 * mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(after["var"], 0.8 * 1 + 0.2 * var, rtol=1e-5)
+    scaled = (hidden - mean) / np.sqrt(var + 1e-5) * norm["scale"] + norm["bias"]
+    features = np.maximum(np.maximum(scaled, 0) @ second["kernel"] + second["bias"], 0)
+    match, header = start["extractor"]["match"], start["header"]
+    features = features @ match["kernel"] + match["bias"]
+    logits = features @ header["kernel"] + header["bias"]
+    expected = np.mean(np.log(np.exp(logits).sum(-1)) - logits[np.arange(3), labels])
+    np.testing.assert_allclose(trained.loss, expected, rtol=1e-4)
+    # And the weights are those of a batch of three.
+    whole = steps(one, model, images, labels, 3, weight_decay=0.5, clip_norm=0.01)
+    assert_close(trained.params, whole.params)
+
+
+def test_nnx_equals_linen_with_the_same_weights():
+    linen, other = network("normed"), network("nnx_normed")
+    model = model_of(linen)
+    inner, norm = model["extractor"]["extractor"], model["extractor"]["batch_stats"]["extractor"]
+    names = {"first": "Dense_0", "norm": "BatchNorm_0", "second": "Dense_1"}
+    extractor = {
+        "extractor": {new: inner[old] for new, old in names.items()},
+        "match": model["extractor"]["match"],
+        "batch_stats": {"extractor": {"norm": norm["BatchNorm_0"]}},
+    }
+    images, labels = small_data()[0].images[:11], small_data()[0].labels[:11]
+    shape = jax.eval_shape(other.init_extractor, jax.random.key(0))
+    chex.assert_trees_all_equal_shapes_and_dtypes(extractor, shape)
+    expected = steps(linen, model, images, labels, local_epochs=3)
+    found = steps(other, {**model, "extractor": extractor}, images, labels, local_epochs=3)
+    assert_close(found.loss, expected.loss)
+    assert_close(
+        jax.tree.leaves(found.params["header"]), jax.tree.leaves(expected.params["header"])
+    )
+    for new, old in names.items():
+        layers = found.params["extractor"]["extractor"][new], expected.params["extractor"]["extractor"][old]  # fmt: skip
+        assert_close(*layers)
+    pixels = jnp.asarray(images, jnp.float32)
+    scores = [
+        one.extract(trained.params["extractor"], pixels)
+        for one, trained in ((linen, expected), (other, found))
+    ]
+    assert_close(*scores, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["dropped", "nnx_dropped"])
+def test_dropout_is_drawn_by_key_in_training_and_off_in_evaluation(name):
+    one, (images, labels) = network(name), three()
+    assert one.random and not network("normed").random
+    model, pixels = model_of(one), jnp.ones((2, *IMAGE))
+    losses = [one.loss for one in steps(one, model, images, labels, seeds=(0, 0, 1))]
+    assert losses[0] == losses[1] != losses[2]
+    extract = partial(one.extract, model["extractor"])
+    chex.assert_trees_all_equal(extract(pixels), extract(pixels))
+
+
+def test_a_frozen_network_in_a_loss_is_in_evaluation():
+    """With the statistics it has, and without dropout, beside one that is trained."""
+    one, (images, _) = network("dropped"), three()
+    frozen, params = model_of(one, 1)["extractor"], model_of(one)["extractor"]
+    pixels, weights = jnp.asarray(images, jnp.float32), jnp.ones(3)
+    with training(params, jax.random.key(0), weights) as step:
+        chex.assert_trees_all_equal(one.extract(frozen, pixels), one.extract(frozen, pixels))
+        with pytest.raises(PfedafmError, match="a loss has not called `extract`"):
+            step.statistics()
+        first, second = one.extract(params, pixels), one.extract(params, pixels)
+        assert not np.allclose(first, second)  # each with a key of its own
+        after = step.statistics()
+    # What two calls in a step do to a mean.
+    hidden = pixels.reshape(3, PIXELS) @ params["extractor"]["Dense_0"]["kernel"]
+    np.testing.assert_allclose(after[MEAN], 0.36 * hidden.mean(0), rtol=1e-4)
+
+
+# ------------------------------------------------------------------------------------------ rounds
+
+EQUAL = [f"{method}, dropped" for method in (*METHODS, "fedprox")]
+EQUAL += [f"{method}, nnx_dropped" for method in ("pfedafm", "fedrep", "fml", "standalone")]
+
+
+@pytest.mark.parametrize("pair", slow_but(["pfedafm, dropped"], EQUAL))
+def test_engine_equals_plain_loop(pair):
+    assert_equals_plain_loop(programs(*pair.split(", ")))
+
+
+LAYOUTS = {
+    "two at a time": {"clients_per_step": 2},
+    "averaged": {"statistics": "averaged"},
+    "lockstep, two devices": {"layout": "lockstep", "devices": 2},
+    "a family": {"layout": "lockstep", "architectures": ("flagged", "flagged_wide")},
+    "no family": {"layout": "lockstep", "architectures": ("dropped", "normed", "dense_a")},
+    "own start": {"same_start": False, "store": "disk"},
+}
+
+
+@pytest.mark.slow
+def test_runs_that_go_together_equal_runs_by_themselves():
+    several = [programs("pfedafm", layout="lockstep", devices=2, seed=seed) for seed in (0, 1)]
+    group, alone = ([engine.start(one) for one in several] for _ in range(2))
+    done = Together(several).run_round(group, [1, 2])
+    for number, (one, before, (after, _)) in enumerate(zip(several, alone, done, strict=True)):
+        expected, _ = engine.run_round(one, before, 1 + number)
+        assert_close(states(after), states(expected), rtol=2e-3, atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["pfedafm", "fml"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_engine_equals_plain_loop_in_all_layouts(method, name):
+    assert_equals_plain_loop(programs(method, **LAYOUTS[name]))
+
+
+def moved(client, first):
+    """Whether a client's own statistics of what it shares are others than at first."""
+    return not same(client[OWN], first[OWN])
+
+
+def test_private_statistics_stay_with_their_client():
+    """pFedAFM's are those of phase 2, which all architectures go through together."""
+    one = programs("pfedafm")
+    first, server = start(one)
+    assert set(first[0][OWN]) == {f"shared_extractor.{MEAN}", f"shared_extractor.{VAR}"}
+    clients, after, _ = play(one, [0, 1], [1])
+    assert [moved(*pair) for pair in zip(clients, first, strict=True)] == [True, True, False, False]
+    assert same(clients[2:], first[2:])
+    # Nothing of them is in the average.
+    assert same(statistics_of(after), statistics_of(server))
+    assert not same(after, server)
+    # What one client has seen has no part in another's.
+    alone, _, _ = play(one, [0])
+    assert same(alone[0][OWN], clients[0][OWN]) and not same(clients[0][OWN], clients[1][OWN])
+
+
+def test_averaged_statistics_are_weighted_like_weights_and_counted():
+    one = programs("fedper", "normed", statistics="averaged")
+    (first, *_), _ = start(one)
+    assert OWN not in first
+    alone = [play(one, [client])[1]["shared_extractor"] for client in (0, 1)]
+    together = play(one, [0, 1])[1]["shared_extractor"]
+    shares = SIZES[0] / sum(SIZES[:2]), SIZES[1] / sum(SIZES[:2])
+    expected = jax.tree.map(lambda a, b: shares[0] * a + shares[1] * b, *alone)
+    assert_close(together, expected)
+    private = programs("fedper", "normed")
+    assert one.method.shared.extractor_params == private.costs([0])[0].floats_up
+    assert one.costs([0])[0].floats_up == private.costs([0])[0].floats_up + 2 * HIDDEN
+    assert one.costs([0])[0].floats_down == private.costs([0])[0].floats_down + 2 * HIDDEN
+
+
+@pytest.mark.slow
+def test_coded_updates_leave_statistics_out_and_count_them_where_they_are_averaged():
+    found = {}
+    for kind in ("private", "averaged"):
+        changes = {"architectures": ("normed",), "shared_extractor": "normed", "rounds": 1}
+        config = small_config("fedkd", statistics=kind, **changes)
+        experiment = Experiment(config, *small_data())
+        found[kind] = next(iter(experiment.rounds()))
+    difference = found["averaged"].floats_up - found["private"].floats_up
+    assert difference == 3 * 2 * HIDDEN  # three participants
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["pfedafm", "fedrep"])
+def test_a_run_is_resumed_opened_exported_and_joined(method, tmp_path):
+    changes = {"architectures": ("dropped", "nnx_dropped"), "shared_extractor": "normed"}
+    config = small_config(method, rounds=3, checkpoint_every=1, **changes)
+    dataset, partition = small_data()
+    whole = run(config, dataset, partition, run_dir=tmp_path / "whole", progress=False)
+    short = replace(config, rounds=2)
+    run(short, dataset, partition, run_dir=tmp_path / "short", progress=False)
+    again = run(config, dataset, partition, run_dir=tmp_path / "short", progress=False)
+    for client in range(4):
+        pair = (one.state.store.state(client) for one in (whole, again))
+        chex.assert_trees_all_equal(*pair)
+    opened = load_run(tmp_path / "whole")
+    for number in range(4):
+        client, rows = opened.client(number), partition.test[number]
+        logits = client.predict(dataset.images[rows])[client.predictions[0]]
+        right = np.mean(logits.argmax(axis=1) == dataset.labels[rows], dtype=np.float32)
+        assert right == whole.evaluations[3]["accuracy"][number]
+    export_client(client, tmp_path / "client")
+    loaded = load_client(tmp_path / "client")
+    chex.assert_trees_all_equal(
+        loaded.predict(dataset.images[:9]), client.predict(dataset.images[:9])
+    )
+    rows = partition.train[1]
+    newcomer = opened.join(dataset.images[rows], dataset.labels[rows], visits=1)
+    fresh = opened.join(dataset.images[rows], dataset.labels[rows], visits=0)
+    assert moved(newcomer.params, fresh.params)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(newcomer.params))
+
+
+def test_the_released_codes_switches_are_refused_with_such_networks():
+    one = programs("pfedafm", "normed", aggregation="last")
+    with pytest.raises(
+        PfedafmError, match=r"architectures = 'normed' .* without BatchNorm or Drop"
+    ):
+        reference.start(one)
+
+
+# ----------------------------------------------------------------------------- weights from elsewhere
+
+
+def test_pretrained_weights_arrive(registry, tmp_path):
+    weights = jax.tree.map(np.asarray, model_of(network("normed"), 7)["extractor"])
+    statistics = {"BatchNorm_0": {"mean": np.full(HIDDEN, 2.0), "var": np.full(HIDDEN, 3.0)}}
+    variables = {"params": weights["extractor"], "batch_stats": statistics}
+    flat: dict[Any, Any] = flatten_dict(variables)
+    named: dict[str, Any] = {".".join(path): np.float32(leaf) for path, leaf in flat.items()}
+    save_file(named, tmp_path / "weights.safetensors")
+    module = NormedNNX(rngs=nnx.Rngs(3))
+    sources = {
+        "tree": (Normed(), variables),
+        "file": (Normed(), tmp_path / "weights.safetensors"),
+        "nnx": (NormedNNX, nnx.state(module)),
+        "made": (NormedNNX, module),
+    }
+    for name, (extractor, source) in sources.items():
+        register_extractor(f"from_{name}", extractor, pretrained=source)
+        found = jax.jit(network(f"from_{name}").init_extractor)(jax.random.key(0))
+        inner, own = found["extractor"], found["batch_stats"]["extractor"]
+        if extractor is NormedNNX:
+            assert same(inner["first"]["kernel"], module.first.kernel[...])
+            assert same(own["norm"]["var"], np.ones(HIDDEN))
+        else:
+            assert same(inner, weights["extractor"])
+            assert same(own, jax.tree.map(np.float32, statistics))
+        assert not same(found["match"], weights["match"])  # the added layer is drawn as ever
+    (client, *_), server = start(programs("pfedafm", "from_file"))
+    assert same(client["local_extractor"]["extractor"], weights["extractor"])
+    assert same(client[OWN][f"shared_extractor.{MEAN}"], np.full(HIDDEN, 2.0, np.float32))
+    assert same(statistics_of(server), client[OWN])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"Dense_0": None}, r"they lack Dense_0\.bias, lack Dense_0\.kernel$"),
+        ({"Dense_9": {"kernel": np.ones(2)}}, r"they have Dense_9\.kernel, which it lacks"),
+        ({"Dense_1": {"kernel": np.ones((4, 5)), "bias": np.ones(4)}},
+         r"they have Dense_1\.kernel \[4, 5\] instead of \[5, 4\]"),
+        ({"batch_stats": {}}, r"they lack batch_stats\.BatchNorm_0\.mean"),
+    ],
+)  # fmt: skip
+def test_pretrained_weights_that_do_not_fit_are_refused(registry, change, said):
+    whole = jax.tree.map(np.asarray, model_of(network("normed"))["extractor"])
+    tree = {**whole["extractor"], "batch_stats": whole["batch_stats"]["extractor"], **change}
+    register_extractor("wrong", Normed(), pretrained=tree)
+    with pytest.raises(PfedafmError, match=f"'wrong' cannot start from these weights: {said}"):
+        network("wrong")
+
+
+def test_a_file_that_holds_no_weights_is_named(registry, tmp_path):
+    (tmp_path / "other.safetensors").write_bytes(b"nothing of the kind")
+    for name in ("other", "absent"):
+        with pytest.raises(PfedafmError, match=f"{name}.safetensors"):
+            register_extractor("wrong", Normed(), pretrained=tmp_path / f"{name}.safetensors")
+
+
+# ---------------------------------------------------------------------------------- what is refused
+
+
+class Folded(nn.Module):
+    """Normalises pixels, whose first axis is not the batch."""
+
+    @nn.compact
+    def __call__(self, images):
+        pixels = nn.BatchNorm()(images.reshape(-1, 1))
+        return nn.Dense(4)(pixels.reshape(images.shape[0], -1))
+
+
+class Always(nn.Module):
+    @nn.compact
+    def __call__(self, images):
+        hidden = nn.Dense(4)(images.reshape(images.shape[0], -1))
+        return nn.BatchNorm(use_running_average=False)(hidden)
+
+
+class Counting(nn.Module):
+    @nn.compact
+    def __call__(self, images):
+        self.variable("counts", "calls", lambda: jnp.zeros(()))
+        return nn.Dense(4)(images.reshape(images.shape[0], -1))
+
+
+class CountingNNX(nnx.Module):
+    def __init__(self, *, rngs):
+        self.layer, self.calls = nnx.Linear(PIXELS, 4, rngs=rngs), nnx.Variable(jnp.zeros(()))
+
+    def __call__(self, images):
+        return self.layer(images.reshape(images.shape[0], -1))
+
+
+@pytest.mark.parametrize(
+    ("extractor", "said"),
+    [
+        (Folded(), r"normalises \(18, 1\) over a batch of 2"),
+        (Always(), "changes its statistics in evaluation, too"),
+        (Counting(), r"carries state besides parameters and batch_stats \(counts\)"),
+        (CountingNNX, r"carries state besides parameters and batch_stats \(other\)"),
+        (lambda rngs: rngs, "is made by a function that gives Rngs, no module"),
+    ],
+)
+def test_networks_that_cannot_be_trained_here_say_why(registry, extractor, said):
+    register_extractor("wrong", extractor)
+    with pytest.raises(PfedafmError, match=f"architecture 'wrong' {said}"):
+        network("wrong")
+
+
+@pytest.mark.parametrize("extractor", [Normed, NormedNNX(rngs=nnx.Rngs(0)), 3])
+def test_what_is_no_network_is_refused(registry, extractor):
+    with pytest.raises(
+        PfedafmError, match=r"of Linen made, MyModule\(\); of NNX a class or a func"
+    ):
+        register_extractor("wrong", extractor)
