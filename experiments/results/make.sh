@@ -31,9 +31,9 @@ jobs_of() {
       echo "$common ${EPOCHS:?the choice of the first stage} --method $method --learning-rate $rate" \
         "--grid $knob=$values --run-dir $out/knobs/$method"
     done <experiments/results/rates.txt ;;
-  runs)
-    for method in ${METHODS:-pfedafm fedrep fedproto standalone fedper fd}; do
-      echo "--config hetero_cifar10 --rounds 500 ${EPOCHS:?the choice of the first stage} --learning-rate ${RATE:-0.02}" \
+  runs) # without --learning-rate, the rates of the configuration: 0.005 for FML and FedAPEN, 0.01 for FedKD
+    for method in ${METHODS:-$methods}; do
+      echo "--config hetero_cifar10 --rounds 500 ${EPOCHS:?the choice of the first stage}" \
         "--eval-every 20 --devices 1 --checkpoint-every 25 --method $method --run-dir $out/full_length/$method-seed0"
     done ;;
   *) echo "stage $stage is not known" >&2; exit 2 ;;
@@ -43,4 +43,4 @@ jobs_of() {
 # One core a process: PJRT_NPROC keeps XLA to one thread.
 [ "$stage" = runs ] && export COMMAND=run || export COMMAND=sweep
 jobs_of | PJRT_NPROC=1 xargs -P "$workers" -I{} bash -c \
-  'name=$(sed "s/.*--run-dir //; s/ .*//" <<<"{}"); mkdir -p "$name"; python experiments/$COMMAND.py {} >>"$name/log.txt" 2>&1'
+  'name=$(sed "s/.*--run-dir //; s/ .*//" <<<"{}"); mkdir -p "$(dirname "$name")"; python experiments/$COMMAND.py {} >>"$name.log" 2>&1'
