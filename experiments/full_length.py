@@ -1,6 +1,6 @@
 """Long runs of one comparison side by side: accuracies, differences, what mixing adds, the maximum.
 
-    python experiments/full_length.py experiments/results/full_length --out full_length
+    python experiments/full_length.py experiments/results/full_length/hetero_cifar10-n100
 
 All runs have one split and the same participants in every round, so that methods are compared
 client by client and round by round. `late` rounds and evaluations are the last fifth of a run.
@@ -45,12 +45,22 @@ def with_error(values: np.ndarray) -> str:
 
 def accuracies(runs: Sequence[Run]) -> str:
     """The four accuracies of each run, what it spent until the target, and the paper's best."""
-    heads = ["method", "best round", "last ten", "all clients", "spread", "late, all clients"]
+    heads = [
+        "method",
+        "rate",
+        "best round",
+        "last ten",
+        "all clients",
+        "spread",
+        "late, all clients",
+    ]
     rows = []
     for run in runs:
         one = run.summary
         cell = f"{percent(one.best_mean_accuracy)} ({one.best_round})"
-        row = [run.title, cell, percent(one.last_ten_mean_accuracy)]
+        own = run.settings.get(f"{one.method}.learning_rate")
+        rate = run.settings["learning_rate"] if own is None else own
+        row = [run.title, f"{rate:g}", cell, percent(one.last_ten_mean_accuracy)]
         row += [percent(one.final_all_clients_accuracy), percent(one.spread_over_clients)]
         row += [f"{late_clients(run).mean():.2f}"]
         row += [str(one.rounds_to_target or "–")]

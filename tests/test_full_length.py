@@ -11,7 +11,8 @@ RESULTS = Path(__file__).parents[1] / "experiments" / "results"
 
 
 def test_the_results_page_has_the_tables_that_the_command_makes(tmp_path):
-    full_length.main([str(RESULTS / "full_length"), "--out", str(tmp_path / "found")])
+    folder = RESULTS / "full_length" / "hetero_cifar10-n100"
+    full_length.main([str(folder), "--out", str(tmp_path / "found")])
     page = (RESULTS / "README.md").read_text()
     tables = (tmp_path / "found.md").read_text().split("\n\n")
     assert (tmp_path / "found.png").stat().st_size > 10_000

@@ -20,6 +20,8 @@ from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import find_method, method_names
 from pfedafm_jax.standing import Task, look
 
+RESULTS = Path(__file__).parents[1] / "experiments" / "results"
+
 
 def study(base: Path, scale: str = "quick", **changes) -> Study:
     return dataclasses.replace(Study(SCALES[scale], base, SCALES[scale].datasets), **changes)
@@ -86,6 +88,14 @@ def test_the_papers_scale_has_its_columns_and_points(tmp_path):
     tables = 2 * 3 * 2 * 8
     uneven, mix, training = 2 * (4 + 5) + 2 * 2 * 5, 2 * (4 * 3 - 1), 2
     assert len(tasks) == tables + uneven + mix + training
+
+
+def test_the_long_runs_of_the_results_are_finished_runs_of_the_full_scale():
+    long = study(RESULTS / "full_length", "full", datasets=("cifar10",))
+    tasks = [task for task in tasks_of(long, "table3").values() if task.folder]
+    there = [task for task in tasks if task.folder and task.folder.exists()]
+    assert len(tasks) == 10 and {task.config.rounds for task in tasks} == {500}
+    assert there and {look(task).state for task in there} == {"done"}
 
 
 def test_what_was_asked_for_takes_the_place_of_the_defaults(tmp_path):

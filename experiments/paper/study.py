@@ -68,6 +68,11 @@ def _as_in_the_file(config: Config, num_clients: int) -> Config:
     return dataclasses.replace(config, num_clients=num_clients)
 
 
+def _full(config: Config, num_clients: int) -> Config:
+    chosen = {"local_epochs": 4, "flip": True, "crop": True}  # experiments/results/epochs.md
+    return dataclasses.replace(config, num_clients=num_clients, **chosen)
+
+
 def _smoke(config: Config, num_clients: int) -> Config:
     if MINIATURE not in extractor_names():
         register_extractor(MINIATURE, Miniature(hidden=24))
@@ -116,6 +121,15 @@ SCALES = {
             seen_classes={"cifar10": (2, 6, 10), "cifar100": (10, 50, 100)},
             gammas=(0.1, 0.5),
             mix_learning_rates=(0.001, 0.1, 1.0),
+        ),
+        Scale(
+            "full",
+            "as quick, with flips and crops, at the paper's length; FedPer and FedRep as controls",
+            {"cifar10": 500, "cifar100": 200},
+            _full,
+            methods=(*numbers.METHODS, "fedper", "fedrep"),
+            curves=("pfedafm", "standalone", "fedproto", "fedrep"),
+            pair=("pfedafm", "fedproto", "fedrep"),
         ),
         Scale(
             "paper",

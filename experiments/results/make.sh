@@ -34,7 +34,7 @@ jobs_of() {
   runs) # without --learning-rate, the rates of the configuration: 0.005 for FML and FedAPEN, 0.01 for FedKD
     for method in ${METHODS:-$methods}; do
       echo "--config hetero_cifar10 --rounds 500 ${EPOCHS:?the choice of the first stage}" \
-        "--eval-every 20 --devices 1 --checkpoint-every 25 --method $method --run-dir $out/full_length/$method-seed0"
+        "--eval-every 20 --devices 1 --checkpoint-every 25 --method $method --run-dir $out/full/hetero_cifar10-n100/$method-seed0"
     done ;;
   *) echo "stage $stage is not known" >&2; exit 2 ;;
   esac
