@@ -286,14 +286,22 @@ def command(words: list[str]) -> int:
     return 0
 
 
-def test_the_guide_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+# Blocks that take longest to compile; tests/test_networks.py and test_values.py have their like.
+LONG_BLOCKS = ("normed = replace(", "wards = ", "from pfedafm_jax import token_ids")
+
+
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_guide_runs_as_it_stands(whole, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     guide = ModuleType("guide")
     monkeypatch.setitem(sys.modules, "guide", guide)  # dataclasses look their module up
-    for block in re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL):
+    blocks = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
+    assert sum(block.startswith(LONG_BLOCKS) for block in blocks) == len(LONG_BLOCKS)
+    for block in blocks:
         if block.startswith("# my_"):
             (tmp_path / block.splitlines()[0][2:]).write_text(block)
-        exec(compile(block, "docs/extending.md", "exec"), vars(guide))
+        if whole or not block.startswith(LONG_BLOCKS):
+            exec(compile(block, "docs/extending.md", "exec"), vars(guide))
     assert guide.experiment.records[-1].round == 2
     assert guide.experiment.programs.method.settings.strength == 0.01
     table = np.asarray(guide.kindred.state.server["headers"]["bias"])
