@@ -18,7 +18,7 @@ from pfedafm_jax.errors import Interrupted, PfedafmError
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.observers import Observer
 from pfedafm_jax.records import RunFolder
-from pfedafm_jax.results import current, read_run
+from pfedafm_jax.results import read_run
 from pfedafm_jax.rounds import drive
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.standing import Task, checkpoint_folder, differences, look
@@ -289,18 +289,6 @@ def test_a_finished_run_without_checkpoints_is_not_thrown_away(make, settings, f
     with pytest.raises(PfedafmError, match="no checkpoint to resume from; --fresh"):
         look(Task(settings, folder))
     assert state(settings, folder, longer=True) == "again"
-
-
-def test_a_setting_that_is_gone_differs_only_if_it_was_set_and_others_have_todays_names(config):
-    fd = replace(config, method="fd")
-    for value, expected in ((False, []), (True, ["fd.leave_one_out: True → (unknown)"])):
-        stored = fd.as_dict()
-        stored["fd"]["leave_one_out"] = value
-        assert differences(current(stored), fd) == expected
-    fedproto = updated(config, {"method": "fedproto", "fedproto": {"evaluated_by": "prototype"}})
-    stored = fedproto.as_dict()
-    stored["fedproto"]["judged"] = stored["fedproto"].pop("evaluated_by")
-    assert differences(current(stored), fedproto) == []
 
 
 def test_the_number_of_rounds_is_part_of_fedkd(config):
