@@ -109,13 +109,12 @@ def run_all(
     log, shown, alone = logger(progress), progress and not console.quiet, len(tasks) == 1
     start_devices(tasks[0].config)
     pending = [place for place, task in enumerate(tasks) if task.state != "done"]
-    data: dict[tuple[object, ...], Dataset] = {}
+    data: dict[object, Dataset] = {}
     shares: dict[int, tuple[Dataset, Partition]] = {}
     for place in () if experiment else pending:
         config = tasks[place].config
-        key: tuple[object, ...] = (config.dataset, config.image_size)
-        if config.dataset == "synthetic":
-            key = (config.synthetic_classes, config.synthetic_samples, config.seed)
+        generated = (config.synthetic_classes, config.synthetic_samples, config.seed)
+        key = config.dataset, config.image_size, config.dataset == "synthetic" and generated
         if dataset is None and key not in data:
             data[key] = load_data(config, data_dir, log)
         images = data[key] if dataset is None else dataset
@@ -125,7 +124,6 @@ def run_all(
         at_once = together and task.state != "done"
         groups.setdefault(task.config.method if at_once else place, []).append(place)
     runs: dict[int, Run] = {}
-    pictures: list[Path] = []
     with Progress(sum(one.config.rounds for one in tasks), hidden=not shown) as bar:
         for group in groups.values():
             own, task = [tasks[place] for place in group], tasks[group[0]]
@@ -133,7 +131,6 @@ def run_all(
             if task.run and task.state == "done":
                 bar.next_run(title, rounds, done=True)
                 runs[group[0]] = task.run
-                pictures = sorted(task.folder.glob("*.png")) if task.folder else []
                 if shown and alone:
                     console.print(bold(task.folder), f"is finished already; {START_OVER}")
                 continue
@@ -146,7 +143,7 @@ def run_all(
             made = [experiment or Experiment(tasks[one].config, *shares[one]) for one in group]
             plan = name if alone and shown else None
             more = {"plan": plan, "log": log, "signals": signals, **options}
-            pictures = drive(made, own, bar, **more)[0]
+            drive(made, own, bar, **more)
             for place, one in zip(group, own, strict=True):
                 runs[place] = _result(made.pop(0), one.folder, drop_checkpoints)
             for one in own[1:]:
@@ -156,7 +153,8 @@ def run_all(
                 message = "stopped between two runs; the same command resumes"
                 raise Interrupted(message, signals.received)
     if shown and alone:
-        print_summary(runs[0].summary, pictures)
+        place = tasks[0].folder
+        print_summary(runs[0].summary, sorted(place.glob("*.png")) if place else ())
     return [runs[place] for place in range(len(tasks))]
 
 
