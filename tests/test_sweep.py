@@ -24,8 +24,10 @@ def score(point, *accuracies, diverged=None):
     numbers = {"last_ten_mean_accuracy": 0.5, "rounds": 3, "seconds": 60.0}
     numbers["diverged_at_round"] = diverged
     found = [{**numbers, "final_all_clients_accuracy": one} for one in accuracies]
-    runs: Any = [SimpleNamespace(summary=SimpleNamespace(**one)) for one in found]
-    return grid.Score(point, runs)
+    runs: Any = [
+        SimpleNamespace(summary=SimpleNamespace(**one), config={"seed": 0}) for one in found
+    ]
+    return grid.scored(point, runs)
 
 
 def test_the_papers_grid_is_every_combination_of_its_values():
@@ -88,10 +90,10 @@ def test_the_best_mean_over_seeds_is_chosen_and_a_diverged_setting_never():
     a, b = score({"learning_rate": 0.1}, 0.9, 0.5), score({"learning_rate": 0.2}, 0.75, 0.75)
     c = score({"learning_rate": 1.0}, 0.99, 0.99, diverged=2)
     d = score({"learning_rate": 2.0}, 0.8, None)
-    assert [s.point["learning_rate"] for s in grid.ranked([a, b, c, d])] == [0.2, 0.1, 1.0, 2.0]
+    assert [s["point"]["learning_rate"] for s in grid.ranked([a, b, c, d])] == [0.2, 0.1, 1.0, 2.0]
     equal = score({"learning_rate": 0.3}, 0.7, 0.7)
     assert grid.ranked([a, equal])[0] is a  # the grid's own order
-    _, rows = grid.rows([a, b, c])
+    _, rows = grid.rows(grid.ranked([a, b, c]))
     assert rows[0] == ["1", "0.2", "75.00 ± 0.00", "50.00", "3", "2.0"]
     assert "diverged at round 2" in rows[2][2]
 

@@ -10,7 +10,7 @@ import itertools
 import json
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ PAPER_GRID = {
 }
 Grid = dict[str, tuple[Any, ...]]  # setting, `fd.gamma` for one of a method, → values
 Point = dict[str, Any]  # setting → value
+Score = dict[str, Any]  # an entry of `sweep.json`
 
 
 def paper_grid(method: str) -> Grid:
@@ -110,78 +111,60 @@ def validation_split(config: Config, dataset: Dataset) -> Partition:
 # -------------------------------------------------------------------------------- the choice
 
 
-@dataclass(frozen=True)
-class Score:
-    """A point and its runs, one per seed."""
+def scored(point: Point, runs: Sequence[Run]) -> Score:
+    """What `sweep.json` says of a point, from its runs, one per seed.
 
-    point: Point
-    runs: Sequence[Run]
-
-    @property
-    def validation(self) -> list[float | None]:
-        """The accuracy of all clients after the last round, for each seed."""
-        return [run.summary.final_all_clients_accuracy for run in self.runs]
-
-    @property
-    def diverged(self) -> int | None:
-        """The first round with NaN or infinity in a run."""
-        rounds = (run.summary.diverged_at_round for run in self.runs)
-        return min((one for one in rounds if one is not None), default=None)
-
-    @property
-    def accuracy(self) -> float | None:
-        """The accuracy that points are ranked by; None: a run diverged, or has none."""
-        usable = self.diverged is None and None not in self.validation
-        return mean_and_deviation(self.validation)[0] if usable else None
+    `validation` is the accuracy of all clients after the last round of each; points are ranked by
+    their mean, `accuracy`, which is None if a run diverged or has none.
+    """
+    own = [run.summary for run in runs]
+    scores = [one.final_all_clients_accuracy for one in own]
+    diverged = [one.diverged_at_round for one in own if one.diverged_at_round is not None]
+    return {
+        "point": point,
+        "accuracy": None if diverged or None in scores else mean_and_deviation(scores)[0],
+        "validation": scores,
+        "diverged": min(diverged, default=None),
+        "last_ten": [one.last_ten_mean_accuracy for one in own],
+        "rounds": [one.rounds for one in own],
+        "seconds": [one.seconds for one in own],
+        "seeds": [run.config["seed"] for run in runs],
+    }
 
 
 def ranked(scores: Sequence[Score]) -> list[Score]:
     """Best first, the grid's own order among equals; those without an accuracy last."""
-    return sorted(scores, key=lambda one: 1.0 if one.accuracy is None else -one.accuracy)
+    return sorted(scores, key=lambda one: 1.0 if one["accuracy"] is None else -one["accuracy"])
 
 
 def rows(scores: Sequence[Score]) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows of a table of all points, best first."""
-    names, found = list(scores[0].point), []
-    for place, score in enumerate(ranked(scores), 1):
-        accuracy = percent(*mean_and_deviation(score.validation))
-        if score.diverged is not None:
-            accuracy = f"✗ diverged at round {score.diverged}"
-        last, _ = mean_and_deviation([run.summary.last_ten_mean_accuracy for run in score.runs])
-        length = max(run.summary.rounds for run in score.runs)
-        minutes = sum(run.summary.seconds for run in score.runs) / 60
-        values = [shown(score.point[name]) for name in names]
+    """Headings and rows of a table of all points, as ranked."""
+    found = []
+    for place, one in enumerate(scores, 1):
+        accuracy = percent(*mean_and_deviation(one["validation"]))
+        if one["diverged"] is not None:
+            accuracy = f"✗ diverged at round {one['diverged']}"
+        last, _ = mean_and_deviation(one["last_ten"])
+        length, minutes = max(one["rounds"]), sum(one["seconds"]) / 60
+        values = map(shown, one["point"].values())
         found.append([str(place), *values, accuracy, percent(last), str(length), f"{minutes:.1f}"])
-    short = [name.split(".")[-1] for name in names]
+    short = [name.split(".")[-1] for name in scores[0]["point"]]
     return ["place", *short, "all clients, %", "last ten rounds, %", "rounds", "min"], found
 
 
-def write(
-    base: Path, given: Config, scores: Sequence[Score], seeds: Sequence[int], about: str
-) -> None:
+def write(base: Path, given: Config, scores: Sequence[Score], about: str) -> None:
     """Writes the table, the numbers and the chosen configuration; `about` says how."""
     title = f"{find_method(given.method).title}, {given.dataset}: {len(scores)} settings"
     headings, cells = rows(scores)
     print_table(headings, cells, "Accuracy on validation data, after the last round")
     write_atomically(base / "sweep.md", f"# {title}\n\n{about}\n\n{markdown(headings, cells)}")
-    content = [
-        {
-            "point": one.point,
-            "accuracy": one.accuracy,
-            "validation": one.validation,
-            "diverged": one.diverged,
-            "rounds": [run.summary.rounds for run in one.runs],
-            "seeds": list(seeds),
-        }
-        for one in ranked(scores)
-    ]
-    write_atomically(base / "sweep.json", json.dumps(content, indent=2) + "\n")
-    best = ranked(scores)[0]
-    if best.accuracy is None:
+    write_atomically(base / "sweep.json", json.dumps(scores, indent=2) + "\n")
+    best = scores[0]
+    if best["accuracy"] is None:
         words = "diverged; try lower learning rates"
         raise PfedafmError(f"nothing to choose: all runs of {base} {words}")
-    words = f"{percent(best.accuracy)} % of all clients' validation images right, the best of\n"
-    chosen = at(given, best.point).toml(f"{words}{title}.\n{about}")
+    words = f"{percent(best['accuracy'])} % of all clients' validation images right, the best of\n"
+    chosen = at(given, best["point"]).toml(f"{words}{title}.\n{about}")
     write_atomically(base / "best.toml", chosen)
     for name in ("sweep.md", "sweep.json", "best.toml"):
         console.print(f"  {base / name}")
@@ -224,11 +207,10 @@ def main(argv: list[str]) -> int:
         shared |= {"split_of": validation_split, "drop_checkpoints": drop, "signals": signals}
         runs = run_all(tasks, **shared)
     scores = [
-        Score(point, runs[place * len(seeds) : (place + 1) * len(seeds)])
+        scored(point, runs[place * len(seeds) : (place + 1) * len(seeds)])
         for place, point in enumerate(points(grid))
     ]
-    part = (
-        f"{100 * held_out:g} % of each client's training data, seeds {', '.join(map(str, seeds))}"
-    )
-    write(base, given, scores, seeds, f"Evaluated on {part}, by\n\n    {options.command}")
+    named = ", ".join(map(str, seeds))
+    part = f"{100 * held_out:g} % of each client's training data, seeds {named}"
+    write(base, given, ranked(scores), f"Evaluated on {part}, by\n\n    {options.command}")
     return 0
