@@ -26,11 +26,6 @@ EVERY = [
 ]
 
 
-def with_setting(name: str, value) -> Config:
-    method, _, own = name.rpartition(".")
-    return updated(Config(), {method: {own: value}} if method else {own: value})
-
-
 def wrong_values(setting: Setting) -> list:
     """Just outside of every limit, and of other types."""
     step = 1 if setting.kind is int else 1e-6
@@ -48,11 +43,11 @@ def wrong_values(setting: Setting) -> list:
 def test_every_setting_refuses_what_is_out_of_its_range_and_names_itself(name, setting):
     for value in wrong_values(setting):
         with pytest.raises(PfedafmError) as caught:
-            with_setting(name, value).check()
+            updated(Config(), {name: value}).check()
         given = tuple(value) if isinstance(value, list) else value
         said = str(caught.value)
         assert said.startswith(f"{name} = {given!r} cannot be used; accepted: "), (value, said)
-    assert with_setting(name, setting.default).check()
+    assert updated(Config(), {name: setting.default}).check()
     assert setting.help, "the text below the field is its help"
     # A number without both ends can hold what no 32-bit float can.
     assert len(setting.limits) == (2 if setting.kind in (int, float) else 0)
@@ -84,7 +79,7 @@ def test_every_setting_refuses_what_is_out_of_its_range_and_names_itself(name, s
 )
 def test_an_error_says_what_is_accepted(name, value, accepted):
     with pytest.raises(PfedafmError) as caught:
-        with_setting(name, value).check()
+        updated(Config(), {name: value}).check()
     assert str(caught.value).startswith(f"{name} = {value!r} cannot be used")
     assert accepted in str(caught.value)
 
@@ -92,7 +87,7 @@ def test_an_error_says_what_is_accepted(name, value, accepted):
 def test_whole_numbers_none_and_the_ends_of_ranges_pass():
     good = {"participation": 1, "gamma": 1, "learning_rate": 0.0}
     for name, value in (*good.items(), ("pfedafm.mix_fixed", 1), ("pfedafm.mix_fixed", None)):
-        config = with_setting(name, value)
+        config = updated(Config(), {name: value})
         assert config.check() is config
 
 

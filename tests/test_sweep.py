@@ -10,7 +10,7 @@ import pytest
 from small import command_words
 
 from pfedafm_jax.commands import sweep as grid
-from pfedafm_jax.config import Config
+from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Partition
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import load_data, split
@@ -36,7 +36,7 @@ def test_the_papers_grid_is_every_combination_of_its_values():
     first = {"batch_size": 64, "local_epochs": 1, "learning_rate": 0.01}
     assert found[0] == {**first, "pfedafm.mix_learning_rate": 0.001}
     assert len(grid.points(grid.paper_grid("fd"))) == 8
-    config = grid.at(Config(), found[-1])
+    config = updated(Config(), found[-1])
     assert (config.batch_size, config.local_epochs) == (512, 10)
     assert config.pfedafm.mix_learning_rate == 1.0
 

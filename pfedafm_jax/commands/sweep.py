@@ -82,15 +82,6 @@ def points(grid: Grid) -> list[Point]:
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def at(config: Config, point: Point) -> Config:
-    """The configuration of a point."""
-    nested: dict[str, Any] = {}
-    for name, value in point.items():
-        method, _, own = name.rpartition(".")
-        (nested.setdefault(method, {}) if method else nested)[own] = value
-    return updated(config, nested)
-
-
 def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
@@ -164,7 +155,7 @@ def write(base: Path, given: Config, scores: Sequence[Score], about: str) -> Non
         words = "diverged; try lower learning rates"
         raise PfedafmError(f"nothing to choose: all runs of {base} {words}")
     words = f"{percent(best['accuracy'])} % of all clients' validation images right, the best of\n"
-    chosen = at(given, best["point"]).toml(f"{words}{title}.\n{about}")
+    chosen = updated(given, best["point"]).toml(f"{words}{title}.\n{about}")
     write_atomically(base / "best.toml", chosen)
     for name in ("sweep.md", "sweep.json", "best.toml"):
         console.print(f"  {base / name}")
@@ -193,7 +184,9 @@ def main(argv: list[str]) -> int:
     config = replace(given, validation_fraction=held_out, eval_every=given.rounds)
     pairs = list(itertools.product(points(grid), seeds))
     tasks = [
-        Task(replace(at(config, point), seed=seed).check(), base / label(point) / f"seed{seed}")
+        Task(
+            replace(updated(config, point), seed=seed).check(), base / label(point) / f"seed{seed}"
+        )
         for point, seed in pairs
     ]
     shared = options.start(config.devices)
