@@ -188,9 +188,10 @@ def test_a_failed_save_leaves_the_one_before_and_can_be_done_again(tmp_path, mon
         patch.setattr("pfedafm_jax.checkpoint_files.write_tree", full)
         with pytest.raises(StorageError, match=r"no space left on the disk of .* Free some"):
             save(checkpoints, store, 2)
-    again = make_store()
-    saved = Checkpoints(tmp_path).load(state_of(again))
-    assert saved is not None and saved.round == 1 and again.state(2)["count"] == 1002
+    store, checkpoints = make_store(), Checkpoints(tmp_path)
+    saved = checkpoints.load(state_of(store))
+    assert saved is not None and saved.round == 1 and store.state(2)["count"] == 1002
+    visit(store, 2, [2, 3])
     save(checkpoints, store, 2)
     assert_holds(tmp_path, store, 2)
 
