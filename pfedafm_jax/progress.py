@@ -83,14 +83,11 @@ class Progress:
         if self.live or self.lines:
             self.bar.stop()
 
-    def next_run(self, name: str, rounds: int, done: bool = False) -> None:
-        """Starts the next run, or skips it if it is `done`."""
+    def next_run(self, name: str, rounds: int) -> None:
+        """Starts the next run."""
         self.best, self.rounds = 0.0, rounds
         self.bar.update(self.task, description=clean(name), completed=self.before, numbers="")
-        if done:
-            self.before += rounds
-            self.bar.update(self.task, completed=self.before)
-        elif self.lines:
+        if self.lines:
             left = self.bar.tasks[0].time_remaining
             words = f", about {in_words(left)} left" if left else ""
             console.print(f"{name}{words}", soft_wrap=True)
