@@ -53,7 +53,7 @@ def observed(config, dataset, partition):
         return run(*data, run_dir=folder, observers=observers, progress=False)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "draw_all", lambda *arguments: [])
+        patch.setattr(plots, "draw_all", lambda *arguments: None)
         yield observed
 
 

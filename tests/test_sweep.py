@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from small import command_words
 
+from pfedafm_jax import plots
 from pfedafm_jax.commands import sweep as grid
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Partition
@@ -98,7 +99,8 @@ def test_the_best_mean_over_seeds_is_chosen_and_a_diverged_setting_never():
     assert "diverged at round 2" in rows[2][2]
 
 
-def test_the_command_chooses_goes_on_and_leaves_a_configuration(tmp_path, capsys):
+def test_the_command_chooses_goes_on_and_leaves_a_configuration(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(plots, "draw_all", lambda *arguments: None)  # each run's own, seconds each
     folder = tmp_path / "sweep"
     settings = {"method": "standalone", "run_dir": folder, "rounds": 2}
     settings["grid"] = "learning_rate=0.000001,0.1"
