@@ -1,6 +1,7 @@
 """Settings as command-line flags: spelling, grouping in the help, parsing."""
 
 import argparse
+import itertools
 from functools import partial
 from textwrap import fill, shorten
 from typing import Any, NoReturn
@@ -8,7 +9,7 @@ from typing import Any, NoReturn
 from pfedafm_jax.config import GROUPS, METHOD_SETTINGS, Config
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.models import extractor_names
-from pfedafm_jax.settings import settings_of, suggestion
+from pfedafm_jax.settings import Setting, settings_of, suggestion
 
 ALIASES = {
     "lr": "learning-rate", "epochs": "local-epochs", "batch": "batch-size", "bs": "batch-size",
@@ -49,6 +50,16 @@ class Parser(argparse.ArgumentParser):
         raise PfedafmError(message)
 
 
+def every_setting() -> dict[str, Setting]:
+    """All settings by name, `fml.alpha` for one of a method."""
+    kinds = {"": Config, **{f"{method}.": kind for method, kind in METHOD_SETTINGS.items()}}
+    return {
+        prefix + name: setting
+        for prefix, kind in kinds.items()
+        for name, setting in settings_of(kind).items()
+    }
+
+
 def add_settings(parser: Parser, config: Config, everything: bool = True) -> None:
     """Adds a flag for every setting (`--fml.alpha`), grouped, with the values of `config`.
 
@@ -67,12 +78,11 @@ def add_settings(parser: Parser, config: Config, everything: bool = True) -> Non
                 text = shorten(text.split(". ")[0], 51, placeholder=" …")
             if not everything and prefix + name not in IN_SHORT:
                 text = argparse.SUPPRESS
-            more: dict[str, Any] = {"metavar": shorten(shown, 20) or "…"}
+            more: dict[str, Any] = {"type": partial(setting.read, prefix=prefix)}
+            more["metavar"] = shorten(shown, 20) or "…"
             if setting.kind is tuple:
-                more = {"nargs": "+", "metavar": shown if everything else "A,B"}
-            else:
-                more["type"] = partial(setting.read, prefix=prefix)
-            if setting.kind is bool:
+                more |= {"nargs": "+", "metavar": shown if everything else "A,B"}
+            elif setting.kind is bool:
                 more |= {"nargs": "?", "const": True}
             names: dict[str, Any] = {"dest": prefix + name, "help": text.replace("%", "%%")}
             names["default"] = argparse.SUPPRESS
@@ -119,7 +129,7 @@ def given(parser: Parser, words: list[str], options: argparse.Namespace) -> dict
         near = near or suggestion(flag, [word.rpartition(".")[2] for word in flags])
         raise PfedafmError(f"unknown option {flag}{near}; --help and --help-all say what there is")
     values = {name: value for name, value in vars(found).items() if name not in vars(options)}
-    return {  # several names have commas or spaces between them
-        name: tuple(",".join(value).split(",")) if isinstance(value, list) else value
+    return {  # names may also have spaces between them
+        name: tuple(itertools.chain(*value)) if isinstance(value, list) else value
         for name, value in values.items()
     }

@@ -12,18 +12,14 @@ import pytest
 from pfedafm_jax.config import GROUPS, METHOD_SETTINGS, Config, config_names, updated
 from pfedafm_jax.data import load_dataset
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.flags import every_setting
 from pfedafm_jax.methods import method_names
 from pfedafm_jax.methods.fml import FML
 from pfedafm_jax.methods.pfedafm import PFedAFM
 from pfedafm_jax.presets import paper_scale, presets, with_preset
 from pfedafm_jax.settings import MethodSettings, Rate, Setting, changed, check_settings, settings_of
 
-KINDS = {"": Config, **METHOD_SETTINGS}
-EVERY = [
-    (f"{method}.{name}" if method else name, setting)
-    for method, kind in KINDS.items()
-    for name, setting in settings_of(kind).items()
-]
+EVERY = list(every_setting().items())
 
 
 def wrong_values(setting: Setting) -> list:

@@ -44,10 +44,20 @@ def test_the_papers_grid_is_every_combination_of_its_values():
 
 def test_values_are_read_as_what_they_are():
     found = grid.parse_grid(
-        ["learning-rate=0.1,1e-2", "flip=true,false", "pfedafm.mix_fixed=none,0.5", "method=fd"]
+        [
+            "learning-rate=0.1,1e-2",
+            "flip=true,false",
+            "pfedafm.mix_fixed=none,0.5",
+            "architectures=cnn1",
+        ]
     )
     assert found == {"learning_rate": (0.1, 0.01), "flip": (True, False), "pfedafm.mix_fixed": (None, 0.5),
-                     "method": ("fd",)}  # fmt: skip
+                     "architectures": (("cnn1",),)}  # fmt: skip
+    assert grid.label(grid.points(found)[0]).endswith(
+        "=0.1,flip=True,mix_fixed=None,architectures=cnn1"
+    )
+    with pytest.raises(PfedafmError, match=r"pfedafm\.mix_fixed = 'half' .* a number from 0 to 1"):
+        grid.parse_grid(["pfedafm.mix_fixed=half"])
 
 
 @pytest.mark.parametrize("word", ["batch_size", "batch_size=", "batch_size=1,,2", "=1", "seed=1,2"])
@@ -60,7 +70,7 @@ def test_a_grid_that_makes_no_sense_is_refused(word):
     ("arguments", "said"),
     [
         (["--grid", "batchsize=1,2"], "unknown setting batchsize"),
-        (["--grid", "batch_size=64,none"], "batch_size = None"),
+        (["--grid", "batch_size=64,none"], "batch_size = 'none'"),
         (["--grid", "batch_size=64,0"], "batch_size = 0"),
         (["--grid", "fd.gama=1"], "unknown setting fd.gama"),
         (["--seeds", "a"], "seeds = 'a'"),

@@ -8,9 +8,9 @@ of all clients after the last round. best.toml is the result: pfedafm run --conf
 import argparse
 import itertools
 import json
-import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import split
 from pfedafm_jax.files import write_atomically
+from pfedafm_jax.flags import every_setting
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.progress import console, print_table
 from pfedafm_jax.records import check_writable
@@ -52,6 +53,7 @@ def paper_grid(method: str) -> Grid:
 def parse_grid(words: Sequence[str]) -> Grid:
     """`["batch-size=64,512", "pfedafm.mix_fixed=none,0.5"]` → names and values."""
     grid: Grid = {}
+    every = every_setting()
     for word in words:
         name, _, values = word.partition("=")
         name, accepted = name.strip().replace("-", "_"), ""
@@ -63,18 +65,11 @@ def parse_grid(words: Sequence[str]) -> Grid:
             accepted = f"each setting once; {name} is there already"
         if accepted:
             raise bad("grid", word, accepted)
-        grid[name] = tuple(dict.fromkeys(_value(value.strip()) for value in values.split(",")))
+        prefix, read = name[: name.rfind(".") + 1], str  # one that is unknown is told later
+        if name in every:
+            read = partial(every[name].read, prefix=prefix)
+        grid[name] = tuple(dict.fromkeys(read(value.strip()) for value in values.split(",")))
     return grid
-
-
-def _value(text: str) -> Any:
-    """A number, true or false as in TOML; none; anything else is a word."""
-    if text == "none":
-        return None
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def points(grid: Grid) -> list[Point]:
@@ -83,6 +78,9 @@ def points(grid: Grid) -> list[Point]:
 
 
 def shown(value: Any) -> str:
+    """A value in a table and in a folder's name."""
+    if isinstance(value, tuple):
+        return "+".join(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
