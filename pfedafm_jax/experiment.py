@@ -215,10 +215,10 @@ class Experiment:
 
         The records become those that a run with the present number of rounds would have by now.
         """
-        if "evaluation_rounds" in details:  # where they were in version 0.1
+        if "evaluation_rounds" in details:  # they are among the arrays now
             raise PfedafmError(f"the checkpoint was written by an earlier version; {START_OVER}")
         self.records = [Record.from_dict(row) for row in details["records"]]
-        own = {name[7:]: rows for name, rows in arrays.items() if name.startswith("visits/")}
+        own = {n.removeprefix("visits/"): a for n, a in arrays.items() if n.startswith("visits/")}
         self.reports = _reports(self.records, own)
         self.evaluations = {
             int(number): {name: arrays[f"all_clients/{name}"][row] for name in self._accuracies}
@@ -327,8 +327,10 @@ class Experiment:
         scores = self.evaluations[max(self.evaluations)] if self.evaluations else {}
         for name in self._accuracies:
             columns[name] = scores.get(name, np.full(len(clients), np.nan, np.float32))
-        own = [name for name in last if name != "finite" and not name.startswith("accuracy")]
-        return pd.DataFrame(columns).join(last[own])
+        for name in last:
+            if name != "finite" and not str(name).startswith("accuracy"):
+                columns[str(name)] = last[name]
+        return pd.DataFrame(columns)
 
 
 def _reports(records: Sequence[Record], columns: Mapping[str, Any]) -> pd.DataFrame:
