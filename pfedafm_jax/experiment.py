@@ -283,7 +283,7 @@ class Experiment:
         """What participants reported: name → `[rounds, clients]`, NaN where one took no part."""
         rounds, clients = range(1, self.round + 1), range(self.config.num_clients)
         return {
-            name: rows.unstack().reindex(index=rounds, columns=clients).to_numpy(np.float32)
+            str(name): rows.unstack().reindex(index=rounds, columns=clients).to_numpy(np.float32)
             for name, rows in self.reports.items()
         }
 
@@ -294,11 +294,12 @@ class Experiment:
         return arrays | self._evaluation_arrays() | {"architecture": programs.groups, **sizes}
 
     def _evaluation_arrays(self) -> dict[str, np.ndarray]:
-        arrays = {"evaluation_rounds": np.array(list(self.evaluations), np.int64)}
-        for name in self._accuracies:
-            rows = np.array([scores[name] for scores in self.evaluations.values()], np.float32)
-            arrays[f"all_clients/{name}"] = rows.reshape(-1, self.config.num_clients)
-        return arrays
+        found, shape = self.evaluations.values(), (-1, self.config.num_clients)
+        arrays = {
+            f"all_clients/{name}": np.array([one[name] for one in found], np.float32).reshape(shape)
+            for name in self._accuracies
+        }
+        return {"evaluation_rounds": np.array(list(self.evaluations), np.int64), **arrays}
 
     def per_round(self) -> pd.DataFrame:
         """One row per round, with every number of `records`."""
@@ -313,8 +314,9 @@ class Experiment:
         programs, clients = self.programs, np.arange(self.config.num_clients)
         counts = self.partition.class_counts(self.dataset.labels, self.dataset.num_classes)
         visits = self.reports.groupby(level="client")
-        last = visits.tail(1).droplevel("round").reindex(clients)
-        rounds = pd.Series(*map(visits.tail(1).index.get_level_values, ("round", "client")))
+        last: Any = visits.tail(1)
+        rounds = pd.Series(last.index.get_level_values("round"), last.index.droplevel("round"))
+        last = last.droplevel("round").reindex(clients)
         columns: dict[str, Any] = {
             "client": clients,
             "architecture": np.array([a.name for a in programs.architectures])[programs.groups],
