@@ -74,7 +74,6 @@ class Checkpoints:
         self._versions: dict[int, Manifest] = {}
         self._last = 0  # the round saved or loaded last
         self._pending: Future | None = None
-        self._undo: Callable[[], None] = lambda: None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     # ---------------------------------------------------------------------------- reading
@@ -181,7 +180,7 @@ class Checkpoints:
         self.wait()
         if number <= self._last:
             return
-        start, store, before = time.perf_counter(), state.store, (self.chain, self._last)
+        start, store = time.perf_counter(), state.store
         clients = np.flatnonzero(store.changed)
         first, later = self.chain.first, self.chain.later + len(clients)
         if later >= first:
@@ -189,14 +188,7 @@ class Checkpoints:
             self.chain = Chain((number,), first=len(clients))
         else:
             self.chain = Chain((*self.chain.parts, number), first, later)
-        changed = store.changed.copy()
-
-        def undo() -> None:
-            self.chain, self._last = before
-            store.changed[:] |= changed
-
-        self._undo, self._last = undo, number
-        store.changed[:] = False
+        self._last, store.changed[:] = number, False
         run: dict[str, Tree] = {
             "server": files.filled(files.named(jax.device_get(state.server))),
             "arrays": {"round": np.array(number), **files.filled(arrays)},
@@ -305,7 +297,8 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Waits for the last save; `StorageError` if it failed (earlier ones are intact)."""
+        """Waits for the last save; `StorageError`, which ends the run, if it failed (earlier ones are
+        intact)."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -313,7 +306,6 @@ class Checkpoints:
         try:
             pending.result()
         except Exception as error:
-            self._undo()
             if self._processes and (lost := lost_process(error)):
                 raise lost from None
             raise storage_error(f"a checkpoint in {self.folder}", self.folder, error) from error

@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
-from rich.table import Table
 
-from pfedafm_jax.config import CONFIGS, Config, config_names
+from pfedafm_jax.config import CONFIGS, Config, config_names, updated
 from pfedafm_jax.data.dataset import check_name
 from pfedafm_jax.engine import join, setup_devices
 from pfedafm_jax.errors import Interrupted, PfedafmError, reason
-from pfedafm_jax.flags import Parser, given, print_help, spelled
+from pfedafm_jax.flags import Parser, add_settings, given, print_help, spelled
 from pfedafm_jax.observers import Observer, TensorBoard, WeightsAndBiases
 from pfedafm_jax.plugins import load_plugin
 from pfedafm_jax.presets import paper_scale, with_preset
-from pfedafm_jax.progress import clean, console
+from pfedafm_jax.progress import clean, console, print_table
 from pfedafm_jax.settings import bad
 from pfedafm_jax.signals import explain_aborts
 
@@ -98,10 +97,8 @@ def guarded(main: Callable[[list[str]], int]) -> NoReturn:
 def option_parser(everything: bool = True) -> Parser:
     """Options that are not settings: configuration, folders, observers, processes."""
     parser = Parser()
-    add, several = (
-        parser.add_argument_group("Run").add_argument,
-        {"action": "append", "default": []},
-    )
+    add = parser.add_argument_group("Run").add_argument
+    several: dict[str, Any] = {"action": "append", "default": []}
     add("--config", nargs="?", const="", default="hetero_cifar10", metavar="NAME",
         help="named settings, or a TOML file; alone: list them")  # fmt: skip
     add("--preset", metavar="NAME", help="settings laid over it, e.g. authors_code", **several)
@@ -109,12 +106,8 @@ def option_parser(everything: bool = True) -> Parser:
         help="the paper's length; N = 100, 50 or 10 clients")  # fmt: skip
     add("--run-dir", metavar="DIR", help="where the run's files go (runs/NAME)")
     add("--data-dir", metavar="DIR", help="folder or archive with the dataset")
-    add(
-        "--plugin",
-        metavar="FILE.py",
-        help="your methods and networks (docs/extending.md)",
-        **several,
-    )
+    own = "your methods and networks (docs/extending.md)"
+    add("--plugin", metavar="FILE.py", help=own, **several)
     add("--fresh", action="store_true", help="start over even if the run is there already")
     add("--tensorboard", action="store_true", help="write TensorBoard's files into the run folder")
     add("--wandb", metavar="PROJECT", help="log to Weights & Biases (pip install wandb)")
@@ -145,9 +138,11 @@ def parse(
     """
     words = [spelled(word) for word in argv]
     asks_help = {"--help", "-h", "--help-all"} & set(words)
-    options = option_parser("--help-all" in asks_help)
-    add_options(options)
-    own, rest = options.parse_known_args([word for word in words if word not in asks_help])
+    everything = not asks_help or "--help-all" in asks_help
+    parser = option_parser(everything)
+    add_options(parser)
+    words = [word for word in words if word not in asks_help]
+    own, _ = parser.parse_known_args(words)  # settings are known once plugins are loaded
     for plugin in own.plugin:
         load_plugin(plugin)
     if own.coordinator is None and (own.num_processes, own.process_id) != (None, None):
@@ -162,10 +157,11 @@ def parse(
         config = with_preset(config, preset)
     if own.paper is not None:
         config = paper_scale(config, own.paper)
+    add_settings(parser, config, everything)
     if asks_help:
-        print_help(options, config, f"pfedafm {program}", description, "--help-all" in asks_help)
+        print_help(parser, f"pfedafm {program}", description, everything)
         sys.exit(0)
-    config = given(config, rest, options).check()
+    config = updated(config, given(parser, words, own)).check()
     check_name(config.dataset)
     name = run_name(named)
     if named in config_names():  # which is not the whole story with other data or another method
@@ -202,8 +198,6 @@ def seeds(text: str) -> list[int] | None:
 
 def print_configs() -> None:
     """The named configurations with the first line of each."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for name in config_names():
-        table.add_row(name, (CONFIGS / f"{name}.toml").read_text().splitlines()[0].lstrip("# "))
-    console.print(table)
+    texts = {name: (CONFIGS / f"{name}.toml").read_text() for name in config_names()}
+    print_table([], [[name, text.splitlines()[0].lstrip("# ")] for name, text in texts.items()])
     console.print("\npfedafm run --config NAME", style="dim")

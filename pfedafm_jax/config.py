@@ -220,7 +220,8 @@ class Config(Machine, Training, Clients, Data):
     def __getattr__(self, name: str) -> Any:
         # `config.fml`: the settings of a registered method.
         if name not in METHOD_SETTINGS:
-            raise AttributeError(f"Config has no setting {name!r}{suggestion(name, _names())}")
+            near = suggestion(name, settings_of(Config))
+            raise AttributeError(f"Config has no setting {name!r}{near}")
         return self.of(METHOD_SETTINGS[name])
 
     @property
@@ -230,11 +231,7 @@ class Config(Machine, Training, Clients, Data):
 
     @property
     def rate(self) -> float:
-        """The learning rate of this run's method: its own, or the common one.
-
-        >>> updated(Config(method="fml"), {"fml": {"learning_rate": 0.005}}).rate
-        0.005
-        """
+        """The learning rate of this run's method: its own, or the common one."""
         own = self.of(METHOD_SETTINGS.get(self.method, MethodSettings)).learning_rate
         return self.learning_rate if own is None else own
 
@@ -307,31 +304,34 @@ class Config(Machine, Training, Clients, Data):
         return "\n".join(lines) + "\n"
 
 
-def _names() -> list[str]:
-    return [*settings_of(Config), *METHOD_SETTINGS]
-
-
 def updated(config: Config, values: Mapping[str, Any]) -> Config:
-    """`config` with some settings changed; a dictionary under a method's name changes its settings.
+    """`config` with some settings changed; a method's are nested, or named `fml.alpha`.
 
     A new `learning_rate` applies to every method except those with one of their own in `values`.
 
     >>> updated(Config(), {"rounds": 5, "pfedafm": {"mix_fixed": 0.5}}).pfedafm.mix_fixed
     0.5
     """
-    plain = {name: value for name, value in values.items() if name not in METHOD_SETTINGS}
-    own = {one.method: one for one in config.settings}
+    plain: dict[str, Any] = {}
+    of_methods: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        method, dot, own = name.partition(".")
+        if kind := METHOD_SETTINGS.get(method):
+            new = {own: value} if dot else value
+            if not isinstance(new, Mapping):
+                raise bad(name, value, f"settings of {name}: {', '.join(settings_of(kind))}")
+            of_methods.setdefault(method, {}).update(new)
+        elif name in settings_of(Config):
+            plain[name] = value
+        else:
+            names = [*settings_of(Config), *METHOD_SETTINGS]
+            raise PfedafmError(f"unknown setting {name}; known: {known(name, names)}")
+    found = {one.method: one for one in config.settings}
     if "learning_rate" in plain:
-        own = {name: dataclasses.replace(one, learning_rate=None) for name, one in own.items()}
-    for name, kind in METHOD_SETTINGS.items():
-        if name in values:
-            if not isinstance(values[name], Mapping):
-                raise bad(name, values[name], f"settings of {name}: {', '.join(settings_of(kind))}")
-            own[name] = changed(own.get(name, kind()), values[name], f"{name}.")
-    for name in plain:
-        if name not in settings_of(Config):
-            raise PfedafmError(f"unknown setting {name}; known: {known(name, _names())}")
-    return dataclasses.replace(changed(config, plain), settings=tuple(own.values()))
+        found = {name: dataclasses.replace(one, learning_rate=None) for name, one in found.items()}
+    for name, own in of_methods.items():
+        found[name] = changed(found.get(name, METHOD_SETTINGS[name]()), own, f"{name}.")
+    return dataclasses.replace(changed(config, plain), settings=tuple(found.values()))
 
 
 def read_toml(path: Path) -> dict[str, Any]:

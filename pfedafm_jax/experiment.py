@@ -3,7 +3,7 @@
 import importlib.metadata
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from pfedafm_jax import engine, kernels, reference
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition, load_dataset, make_partition
 from pfedafm_jax.engine import Devices, RoundResult, State, build
+from pfedafm_jax.errors import START_OVER, PfedafmError
 from pfedafm_jax.files import own_version
 from pfedafm_jax.records import FORMAT, Record, Summary, mean, summarize
 from pfedafm_jax.results import Run, per_round
@@ -69,9 +70,10 @@ def _shares(config: Config, dataset: Dataset) -> Partition:
 class Experiment:
     """A run of one method on one split; `rounds()` runs the rounds that are left.
 
-    `records` has one `Record` per round, `evaluations` the accuracies of all clients in the rounds
-    that evaluated them, `{round: {name: [clients]}}`. Everywhere, `accuracy` is that of the
-    method's main prediction, and `accuracy/NAME` that of another one.
+    `records` has one `Record` per round, `reports` what participants reported, a row per visit,
+    `(round, client)`, and `evaluations` the accuracies of all clients in the rounds that evaluated
+    them, `{round: {name: [clients]}}`. Everywhere, `accuracy` is that of the method's main
+    prediction, and `accuracy/NAME` that of another one.
     """
 
     def __init__(
@@ -94,9 +96,8 @@ class Experiment:
         self._loop = reference if reference.needed(config) else engine
         self.state = self._loop.start(self.programs)
         self.records: list[Record] = []
+        self.reports = _reports([], {})
         self.evaluations: dict[int, dict[str, np.ndarray]] = {}
-        # per round, name → [K], or fewer where some dropped out
-        self._visits: list[dict[str, np.ndarray]] = []
         self.compile_seconds = 0.0
 
     @property
@@ -180,7 +181,9 @@ class Experiment:
         if evaluate or last or number % self.config.eval_every == 0:
             record = self._evaluated(record)
         record = replace(record, seconds=round(time.perf_counter() - start, 3))
-        self._visits.append({name: np.asarray(values, np.float32) for name, values in info.items()})
+        new = _reports([record], info)
+        # pandas warns of tables without rows: none yet, or all dropped out.
+        self.reports = pd.concat([one for one in (self.reports, new) if len(one)] or [new])
         self.records.append(record)
         return record
 
@@ -198,40 +201,28 @@ class Experiment:
 
     def history(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Everything so far except the weights: values for JSON, and arrays."""
-        visits = list(dict.fromkeys(name for row in self._visits for name in row))
-        shape = (self.round, len(visits), self.config.num_participants)
-        table = np.full(shape, np.nan, np.float32)  # rounds from which some dropped out are shorter
-        for index, row in enumerate(self._visits):
-            for place, name in enumerate(visits):
-                values = row.get(name, ())
-                table[index, place, : len(values)] = values
-        scores = [list(found.values()) for found in self.evaluations.values()]
-        arrays = {"visits": table, "evaluations": np.array(scores, np.float32)}
         details = {
             "records": [record.as_dict() for record in self.records],
-            "visits": visits,
-            "evaluations": self._accuracies,
-            "evaluation_rounds": list(self.evaluations),
             "rounds": self.config.rounds,
             "eval_every": self.config.eval_every,
             "compile_seconds": self.compile_seconds,
         }
-        return details, arrays
+        reports = {f"visits/{name}": rows.to_numpy() for name, rows in self.reports.items()}
+        return details, reports | self._evaluation_arrays()
 
     def resume(self, details: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Restores a `history`; `state` must be that of its last round.
 
         The records become those that a run with the present number of rounds would have by now.
         """
+        if "evaluation_rounds" in details:  # they are among the arrays now
+            raise PfedafmError(f"the checkpoint was written by an earlier version; {START_OVER}")
         self.records = [Record.from_dict(row) for row in details["records"]]
-        rows, scores = arrays.get("visits", []), arrays.get("evaluations", [])
-        self._visits = [
-            dict(zip(details["visits"], row[:, : len(record.participants)], strict=True))
-            for row, record in zip(rows, self.records, strict=True)
-        ]
+        own = {n.removeprefix("visits/"): a for n, a in arrays.items() if n.startswith("visits/")}
+        self.reports = _reports(self.records, own)
         self.evaluations = {
-            number: dict(zip(details["evaluations"], row, strict=True))
-            for number, row in zip(details["evaluation_rounds"], scores, strict=True)
+            int(number): {name: arrays[f"all_clients/{name}"][row] for name in self._accuracies}
+            for row, number in enumerate(arrays.get("evaluation_rounds", ()))
         }
         self.compile_seconds += details["compile_seconds"]
         if self.round == self.config.rounds and self.round not in self.evaluations:
@@ -290,23 +281,25 @@ class Experiment:
     @property
     def visits(self) -> dict[str, np.ndarray]:
         """What participants reported: name → `[rounds, clients]`, NaN where one took no part."""
-        names = dict.fromkeys(name for row in self._visits for name in row)
-        shape = (self.round, self.config.num_clients)
-        tables = {name: np.full(shape, np.nan, np.float32) for name in names}
-        for index, (record, row) in enumerate(zip(self.records, self._visits, strict=True)):
-            for name, values in row.items():
-                tables[name][index, record.participants] = values
-        return tables
+        rounds, clients = range(1, self.round + 1), range(self.config.num_clients)
+        return {
+            str(name): rows.unstack().reindex(index=rounds, columns=clients).to_numpy(np.float32)
+            for name, rows in self.reports.items()
+        }
 
     def client_arrays(self) -> dict[str, np.ndarray]:
         """The content of `clients.npz`, see `results.Run.clients`."""
         programs, arrays = self.programs, {f"visits/{n}": rows for n, rows in self.visits.items()}
-        arrays["evaluation_rounds"] = np.array(list(self.evaluations), np.int64)
-        for name in self._accuracies:
-            rows = np.array([scores[name] for scores in self.evaluations.values()], np.float32)
-            arrays[f"all_clients/{name}"] = rows.reshape(-1, self.config.num_clients)
         sizes = {"num_train": programs.num_train, "num_test": programs.num_test}
-        return arrays | {"architecture": programs.groups, **sizes}
+        return arrays | self._evaluation_arrays() | {"architecture": programs.groups, **sizes}
+
+    def _evaluation_arrays(self) -> dict[str, np.ndarray]:
+        found, shape = self.evaluations.values(), (-1, self.config.num_clients)
+        arrays = {
+            f"all_clients/{name}": np.array([one[name] for one in found], np.float32).reshape(shape)
+            for name in self._accuracies
+        }
+        return {"evaluation_rounds": np.array(list(self.evaluations), np.int64), **arrays}
 
     def per_round(self) -> pd.DataFrame:
         """One row per round, with every number of `records`."""
@@ -318,26 +311,36 @@ class Experiment:
         `accuracy` is from the last evaluation of all clients; `loss` and what else the method
         reports are from the client's last visit; NaN if there was none.
         """
-        programs, clients, visits = self.programs, np.arange(self.config.num_clients), self.visits
+        programs, clients = self.programs, np.arange(self.config.num_clients)
         counts = self.partition.class_counts(self.dataset.labels, self.dataset.num_classes)
-        took_part = np.isfinite(visits.get("finite", np.zeros((0, len(clients)))))
-        last = self.round - 1 - np.argmax(took_part[::-1], axis=0) if self.round else clients * 0
+        visits = self.reports.groupby(level="client")
+        last: Any = visits.tail(1)
+        rounds = pd.Series(last.index.get_level_values("round"), last.index.droplevel("round"))
+        last = last.droplevel("round").reindex(clients)
         columns: dict[str, Any] = {
             "client": clients,
             "architecture": np.array([a.name for a in programs.architectures])[programs.groups],
             "num_train": programs.num_train,
             "num_test": programs.num_test,
             "num_classes": (counts > 0).sum(axis=1),
-            "visits": took_part.sum(axis=0),
-            "last_round": np.where(took_part.any(axis=0), last + 1, 0),
+            "visits": visits.size().reindex(clients, fill_value=0),
+            "last_round": rounds.reindex(clients, fill_value=0),
         }
         scores = self.evaluations[max(self.evaluations)] if self.evaluations else {}
         for name in self._accuracies:
             columns[name] = scores.get(name, np.full(len(clients), np.nan, np.float32))
-        for name, rows in visits.items():
-            if name != "finite" and not name.startswith("accuracy"):
-                columns[name] = rows[last, clients]
+        for name in last:
+            if name != "finite" and not str(name).startswith("accuracy"):
+                columns[str(name)] = last[name]
         return pd.DataFrame(columns)
+
+
+def _reports(records: Sequence[Record], columns: Mapping[str, Any]) -> pd.DataFrame:
+    """What the participants of these rounds reported: a row per visit, `(round, client)`."""
+    rounds = [record.round for record in records for _ in record.participants]
+    clients = [client for record in records for client in record.participants]
+    index = pd.MultiIndex.from_arrays([rounds, clients], names=("round", "client"))
+    return pd.DataFrame(dict(columns), index, dtype=np.float32)
 
 
 def _without_evaluation(record: Record) -> dict[str, float | None]:

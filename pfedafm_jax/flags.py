@@ -1,14 +1,15 @@
 """Settings as command-line flags: spelling, grouping in the help, parsing."""
 
 import argparse
+import itertools
 from functools import partial
 from textwrap import fill, shorten
 from typing import Any, NoReturn
 
-from pfedafm_jax.config import GROUPS, METHOD_SETTINGS, Config, updated
+from pfedafm_jax.config import GROUPS, METHOD_SETTINGS, Config
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.models import extractor_names
-from pfedafm_jax.settings import settings_of, suggestion
+from pfedafm_jax.settings import Setting, settings_of, suggestion
 
 ALIASES = {
     "lr": "learning-rate", "epochs": "local-epochs", "batch": "batch-size", "bs": "batch-size",
@@ -49,12 +50,21 @@ class Parser(argparse.ArgumentParser):
         raise PfedafmError(message)
 
 
-def setting_parser(config: Config, everything: bool = True) -> Parser:
-    """A parser with a flag for every setting (`--fml.alpha`), grouped, with the values of `config`.
+def every_setting() -> dict[str, Setting]:
+    """All settings by name, `fml.alpha` for one of a method."""
+    kinds = {"": Config, **{f"{method}.": kind for method, kind in METHOD_SETTINGS.items()}}
+    return {
+        prefix + name: setting
+        for prefix, kind in kinds.items()
+        for name, setting in settings_of(kind).items()
+    }
+
+
+def add_settings(parser: Parser, config: Config, everything: bool = True) -> None:
+    """Adds a flag for every setting (`--fml.alpha`), grouped, with the values of `config`.
 
     `everything`: with full texts and rare settings, for `--help-all`.
     """
-    parser = Parser(argument_default=argparse.SUPPRESS)
     owners: list[Any] = [(kind.__name__, "", config, kind) for kind in GROUPS]
     for method, kind in METHOD_SETTINGS.items():
         owners.append((f"Method {method}", f"{method}.", getattr(config, method), kind))
@@ -68,20 +78,19 @@ def setting_parser(config: Config, everything: bool = True) -> Parser:
                 text = shorten(text.split(". ")[0], 51, placeholder=" …")
             if not everything and prefix + name not in IN_SHORT:
                 text = argparse.SUPPRESS
-            more: dict[str, Any] = {"metavar": shorten(shown, 20) or "…"}
+            more: dict[str, Any] = {"type": partial(setting.read, prefix=prefix)}
+            more["metavar"] = shorten(shown, 20) or "…"
             if setting.kind is tuple:
-                more = {"nargs": "+", "metavar": shown if everything else "A,B"}
-            else:
-                more["type"] = partial(setting.read, prefix=prefix)
-            if setting.kind is bool:
+                more |= {"nargs": "+", "metavar": shown if everything else "A,B"}
+            elif setting.kind is bool:
                 more |= {"nargs": "?", "const": True}
             names: dict[str, Any] = {"dest": prefix + name, "help": text.replace("%", "%%")}
+            names["default"] = argparse.SUPPRESS
             flag = prefix + name.replace("_", "-")
             group.add_argument(f"--{flag}", **names, **more)
             if setting.kind is bool:
                 names["help"] = argparse.SUPPRESS
                 group.add_argument(f"--no-{flag}", action="store_false", **names)
-    return parser
 
 
 def spelled(word: str) -> str:
@@ -97,38 +106,30 @@ def spelled(word: str) -> str:
     return f"--{off}{method}{dot}{ALIASES.get(name, name)}{equals}{value}"
 
 
-def print_help(
-    options: Parser, config: Config, program: str, description: str, everything: bool
-) -> None:
-    """Prints options and settings in groups, with the values of `config`; `everything`: also rare
-    ones and those of methods."""
-    settings = setting_parser(config, everything)
+def print_help(parser: Parser, program: str, description: str, everything: bool) -> None:
+    """Prints options and settings in groups; `everything`: also rare ones and those of methods."""
     print(f"usage: {program} [--config NAME] [--SETTING VALUE ...]\n\n{description.strip()}\n")
-    print(options.format_help().strip() + "\n")
-    print(settings.format_help().strip() + "\n")
+    print(parser.format_help().strip() + "\n")
     for what, names in (("methods", METHOD_SETTINGS), ("architectures", extractor_names())):
         print(fill(f"{what}: {', '.join(names)}", 80, subsequent_indent="  "))
     more = "--help-all: every setting, and those of each method, such as --fml.alpha 0.3"
     print("--SETTING alone switches on, --no-SETTING off" if everything else more)
 
 
-def given(config: Config, words: list[str], options: Parser) -> Config:
-    """`config` with the settings that these arguments give."""
-    parser = setting_parser(config)
+def given(parser: Parser, words: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    """The settings that these arguments give, `{"fml.alpha": 0.3}`, beside the options."""
     found, unknown = parser.parse_known_args(words)
     if unknown:
         flag = unknown[0].partition("=")[0]
         if not flag.startswith("-"):
             usual = "settings are given as --SETTING VALUE"
             raise PfedafmError(f"{unknown[0]!r} belongs to no option; {usual}")
-        flags = [word for one in (parser, options) for word in one._option_string_actions]
+        flags = list(parser._option_string_actions)
         near = suggestion(flag, flags)
         near = near or suggestion(flag, [word.rpartition(".")[2] for word in flags])
         raise PfedafmError(f"unknown option {flag}{near}; --help and --help-all say what there is")
-    values: dict[str, Any] = {}
-    for name, value in vars(found).items():
-        method, _, own = name.rpartition(".")
-        if isinstance(value, list):  # several names, with commas or spaces between them
-            value = tuple(part for word in value for part in word.split(","))
-        (values.setdefault(method, {}) if method else values)[own] = value
-    return updated(config, values)
+    values = {name: value for name, value in vars(found).items() if name not in vars(options)}
+    return {  # names may also have spaces between them
+        name: tuple(itertools.chain(*value)) if isinstance(value, list) else value
+        for name, value in values.items()
+    }

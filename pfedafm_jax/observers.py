@@ -10,7 +10,7 @@ import importlib
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ class Observation(NamedTuple):
     clients: dict[str, np.ndarray]
     """Numbers over clients by name: `participants/…` in the order of `record.participants`,
     `all_clients/…` in rounds that evaluate all of them, `vectors/mix` `[participants, features]`
-    if the method has it, and only for new rounds, not for those before a resume."""
+    if the method has it, and only for the last round so far."""
 
 
 class Observer:
@@ -56,33 +56,17 @@ class Observer:
         """At the very end of a run, even after an error; another `start` may follow."""
 
 
-def latest(experiment: Experiment) -> Observation:
-    """The last round of an experiment."""
-    record, store = experiment.records[-1], experiment.state.store
-    found = {f"participants/{name}": values for name, values in experiment._visits[-1].items()}
+def observed(experiment: Experiment, record: Record) -> Observation:
+    """One of the rounds of an experiment."""
+    rows = experiment.reports[experiment.reports.index.get_level_values("round") == record.round]
+    found = {f"participants/{name}": values.to_numpy() for name, values in rows.items()}
     for name, values in experiment.evaluations.get(record.round, {}).items():
         found[f"all_clients/{name}"] = values
     # With several processes a participant's state may be in another one.
-    drawn = record.participants
-    if experiment.programs.processes.count == 1 and "mix" in store.start(0) and drawn:
-        found["vectors/mix"] = store.read_parts(("mix",), drawn)["mix"]
+    store, alone = experiment.state.store, experiment.programs.processes.count == 1
+    if record is experiment.records[-1] and alone and "mix" in store.start(0) and len(rows):
+        found["vectors/mix"] = store.read_parts(("mix",), record.participants)["mix"]
     return Observation(record, found)
-
-
-def observations(records: Sequence[Record], arrays: Mapping[str, np.ndarray]) -> list[Observation]:
-    """Past rounds, from their records and the arrays of `clients.npz`."""
-    evaluated = {int(number): row for row, number in enumerate(arrays["evaluation_rounds"])}
-    past = []
-    for index, record in enumerate(records):
-        found = {}
-        for name, values in arrays.items():
-            kind, _, what = name.partition("/")
-            if kind == "visits":
-                found[f"participants/{what}"] = values[index, record.participants]
-            elif kind == "all_clients" and record.round in evaluated:
-                found[name] = values[evaluated[record.round]]
-        past.append(Observation(record, found))
-    return past
 
 
 def scalars(record: Record) -> dict[str, float]:

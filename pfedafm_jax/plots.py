@@ -178,18 +178,16 @@ def of_run(
 
 def draw_all(
     run: Run, counts: np.ndarray, folder: str | Path, log: Callable[[str], object]
-) -> list[Path]:
+) -> None:
     """Writes all plots of a run as PNG files; logs a line for one that cannot be drawn.
 
     `counts`: images of each class at each client, `[clients, classes]`.
     """
-    paths = []
     for name, draw in of_run(run, counts).items():
         try:
-            paths.append(save(draw(), Path(folder) / f"{name}.png"))
+            save(draw(), Path(folder) / f"{name}.png")
         except Exception as error:
             log(f"warning: {name}.png could not be drawn ({type(error).__name__}: {error})")
-    return paths
 
 
 # ------------------------------------------------------------------------------- several runs

@@ -83,14 +83,11 @@ class Progress:
         if self.live or self.lines:
             self.bar.stop()
 
-    def next_run(self, name: str, rounds: int, done: bool = False) -> None:
-        """Starts the next run, or skips it if it is `done`."""
+    def next_run(self, name: str, rounds: int) -> None:
+        """Starts the next run."""
         self.best, self.rounds = 0.0, rounds
         self.bar.update(self.task, description=clean(name), completed=self.before, numbers="")
-        if done:
-            self.before += rounds
-            self.bar.update(self.task, completed=self.before)
-        elif self.lines:
+        if self.lines:
             left = self.bar.tasks[0].time_remaining
             words = f", about {in_words(left)} left" if left else ""
             console.print(f"{name}{words}", soft_wrap=True)
@@ -185,47 +182,41 @@ def print_plan(experiment: Experiment, name: str = "", run_dir: str | Path | Non
             rows["saved"] = f"every {config.checkpoint_every} rounds; the same command resumes"
     where = ", ".join(part for part in (config.dataset, name, f"seed {config.seed}") if part)
     console.print(Text.assemble((method.title, "bold"), f" on {clean(where)}"))
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    for words in rows.items():
-        table.add_row(*words)
-    console.print(table)
+    print_table([], list(rows.items()))
 
 
 def print_summary(summary: Summary, paths: Sequence[Path]) -> None:
     """Prints the result of a run: a short table and the paths of the plots."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(style="dim")
     best, last_ten = summary.best_mean_accuracy, summary.last_ten_mean_accuracy
+    everyone, spread = summary.final_all_clients_accuracy, summary.spread_over_clients
     note = f"round {summary.best_round}; the paper's convention"
-    table.add_row("best mean of participants", f"{percent(best)} %", note)
-    table.add_row("mean of the last ten rounds", f"{percent(last_ten)} %", "participants")
-    everyone = percent(summary.final_all_clients_accuracy)
-    table.add_row("all clients at the end", f"{everyone} %", "unbiased")
-    if summary.spread_over_clients is not None:
-        spread = f"{percent(summary.spread_over_clients)} points"
-        table.add_row("spread over clients", spread, "standard deviation")
+    rows = [
+        ["best mean of participants", f"{percent(best)} %", note],
+        ["mean of the last ten rounds", f"{percent(last_ten)} %", "participants"],
+        ["all clients at the end", f"{percent(everyone)} %", "unbiased"],
+    ]
+    if spread is not None:
+        rows.append(["spread over clients", f"{percent(spread)} points", "standard deviation"])
     if summary.rounds_to_target and summary.target_accuracy:
         target = f"rounds to {100 * summary.target_accuracy:.0f} %"
-        table.add_row(target, str(summary.rounds_to_target), "")
+        rows.append([target, str(summary.rounds_to_target), ""])
     compiling = f"and {summary.compile_seconds:.0f} s to compile"
-    table.add_row("time", f"{summary.seconds / 60:.1f} min", compiling)
+    rows.append(["time", f"{summary.seconds / 60:.1f} min", compiling])
     if summary.diverged_at_round is not None:
         count = f"{summary.clients_not_finite} updates not finite, kept out"
-        table.add_row(Text("diverged", "red"), f"round {summary.diverged_at_round}", count)
-    console.print(table)
+        rows.append(["diverged", f"round {summary.diverged_at_round}", count])
+    print_table([], rows)
     for path in paths:
         console.print(f"  {path}")
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
-    """Prints a table, with its first column bold and the others right-aligned."""
+    """Prints a table, with its first column bold; below headings the others are right-aligned."""
     table = Table(box=None, pad_edge=False, title=title or None, title_justify="left")
-    for index, heading in enumerate(headings):
-        right, bold_one = ("right", None) if index else ("left", "bold")
-        table.add_column(heading, justify=right, style=bold_one, no_wrap=index == 0)
+    table.show_header, right = bool(headings), "right" if headings else "left"
+    for index, heading in enumerate(headings or rows[0]):
+        style: Any = {"justify": right} if index else {"style": "bold", "no_wrap": True}
+        table.add_column(heading, **style)
     for row in rows:
         table.add_row(*row)
     console.print(table)

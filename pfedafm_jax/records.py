@@ -92,12 +92,6 @@ def mean(values: np.ndarray) -> float | None:
     return round(float(finite.mean()), 6) if finite.size else None
 
 
-def spread(values: np.ndarray) -> float | None:
-    """Standard deviation over clients, to six places; None if nothing is finite."""
-    finite = np.asarray(values)[np.isfinite(values)]
-    return round(float(np.std(finite)), 6) if finite.size else None
-
-
 @dataclass(frozen=True)
 class Summary:
     """A run in numbers. `docs/evaluation.md` explains each accuracy."""
@@ -155,7 +149,8 @@ def summarize(
     means = [r.mean_accuracy for r in records if r.mean_accuracy is not None]
     last_ten = [r.mean_accuracy for r in records[-LAST_ROUNDS:] if r.mean_accuracy is not None]
     everyone = [r.all_clients_accuracy for r in records if r.all_clients_accuracy is not None]
-    best = max(means, default=None)
+    best, known = max(means, default=None), [] if last is None else last[np.isfinite(last)]
+    spread = round(float(np.std(known)), 6) if len(known) else None
 
     def per_visit(name: str) -> float | None:
         return sum(getattr(r, name) for r in records) / visits if visits else None
@@ -169,7 +164,7 @@ def summarize(
         last_ten_mean_accuracy=round(sum(last_ten) / len(last_ten), 6) if last_ten else None,
         final_all_clients_accuracy=everyone[-1] if everyone else None,
         best_all_clients_accuracy=max(everyone, default=None),
-        spread_over_clients=None if last is None else spread(last),
+        spread_over_clients=spread,
         rounds=len(records),
         seconds=round(sum(r.seconds for r in records), 3),
         compile_seconds=timing.pop("compile_seconds", 0.0),

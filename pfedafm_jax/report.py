@@ -19,7 +19,7 @@ from pfedafm_jax.errors import storage_error
 from pfedafm_jax.figures import legend_below, rendered
 from pfedafm_jax.files import read_bytes, write_atomically
 from pfedafm_jax.results import Run, differing, flat, matters, read_runs
-from pfedafm_jax.tables import COLUMNS, cells, human, over_seeds, percent
+from pfedafm_jax.tables import COLUMNS, cells, human, means, over_seeds, percent
 
 Published = Callable[[dict[str, Any]], tuple[str, float | None] | None]
 """From a run's settings to a published result: its source and best mean accuracy (None: no
@@ -97,7 +97,7 @@ def _side_by_side(runs: Sequence[Run], shown: Sequence[dict[str, Any]]) -> dict[
         run, stated = one["run"], one["published"]
         rounds = str(len(run.records)) + ("" if run.finished else f" of {run.config['rounds']}")
         told = "–" if not stated else percent(stated[1]) if stated[1] else "no convergence"
-        cells_of = cells(over_seeds([run]))[0][1:]
+        cells_of = cells(means({"": [run]}))[0][1:]
         results.append([one["label"], run.title, rounds, *cells_of, told])
     return {
         "results": results,

@@ -206,25 +206,7 @@ def _signed(path: Path) -> dict[str, Any]:
         )
     if content.get("sha256") != digest(content):
         _damaged(path, "it has changed since it was written")
-    if isinstance(content.get("config"), dict):
-        content["config"] = current(content["config"])
     return content
-
-
-RENAMED = {"fedproto.judged": "evaluated_by"}  # settings of folders of before → now
-GONE = {"fd.leave_one_out": False}  # no setting any more, and the value that all runs now have
-
-
-def current(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run's files, which an earlier version may have written, by today's names."""
-    found: dict[str, Any] = {}
-    for name, value in stored.items():
-        if isinstance(value, Mapping):
-            full = {f"{name}.{own}": (own, one) for own, one in value.items()}
-            kept = [(RENAMED.get(n, o), v) for n, (o, v) in full.items() if GONE.get(n, ...) != v]
-            value = dict(kept)
-        found[name] = value
-    return found
 
 
 def _records(path: Path, lines: Sequence[bytes], num_clients: int) -> list[Record]:

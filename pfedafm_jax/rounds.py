@@ -18,14 +18,14 @@ from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.engine import Together, can_go_together, together
 from pfedafm_jax.errors import START_OVER, Interrupted, PfedafmError, storage_error
 from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.observers import Observer, latest, observations
+from pfedafm_jax.observers import Observer, observed
 from pfedafm_jax.progress import Progress, print_plan
 from pfedafm_jax.records import RunFolder
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.standing import Task, checkpoint_folder, refuse_others
 
 Log = Callable[[str], None]
-Steps = Generator[None, Any, list[Path]]
+Steps = Generator[None, Any, None]
 
 
 def steps(
@@ -52,9 +52,6 @@ def steps(
         signals: checked at the end of each round, so that a signal saves first; without it Ctrl-C
             ends the call at once.
         log: called with single lines, such as a damaged checkpoint.
-
-    Returns:
-        Its plots.
     """
     bar, signals = bar or Progress(0, hidden=True), signals or Signals()
     place, processes = task.folder, experiment.programs.processes
@@ -67,7 +64,7 @@ def steps(
     if place is None:
         while experiment.round < experiment.config.rounds:
             bar.show(experiment.run_round(done=(yield)))
-        return []
+        return
     folder, first = RunFolder(place), processes.first
     observers = observers if first else ()
     with folder.lock() if first else contextlib.nullcontext(), contextlib.ExitStack() as closing:
@@ -79,8 +76,8 @@ def steps(
                 bar.resume(experiment.records)
             if first:
                 folder.start(experiment.about(command), experiment.partition, experiment.records)
-            past = observations(experiment.records, experiment.client_arrays()) if observers else []
             for observer in observers:
+                past = [observed(experiment, record) for record in experiment.records]
                 closing.callback(observer.close)
                 observer.start(place, experiment.config.as_dict(), past)
             processes.any(False)  # a barrier: no process starts before the folder is ready
@@ -91,11 +88,11 @@ def steps(
                         folder.add(record)
                         bar.show(record)
                     for observer in observers:
-                        observer.round(latest(experiment))
+                        observer.round(observed(experiment, record))
                     _save_or_stop(experiment, checkpoints, signals)
             checkpoints.finish()
             if not first:
-                return []
+                return
             summary = experiment.summary(
                 checkpoint_seconds=round(checkpoints.seconds, 3),
                 checkpoint_background_seconds=round(checkpoints.background_seconds, 3),
@@ -109,7 +106,7 @@ def steps(
             checkpoints.close()
         dataset = experiment.dataset
         counts = experiment.partition.class_counts(dataset.labels, dataset.num_classes)
-        return plots.draw_all(experiment.result(), counts, place, log)
+        plots.draw_all(experiment.result(), counts, place, log)
 
 
 def drive(
@@ -119,7 +116,7 @@ def drive(
     *,
     observers: Sequence[Observer] = (),
     **options: Any,
-) -> list[list[Path]]:
+) -> None:
     """Trains runs to their ends, from their last checkpoints if they have any.
 
     Args:
@@ -128,49 +125,47 @@ def drive(
         bar: shows every round of the first.
         observers: those of the first run; the other runs get copies.
         options: see `steps`.
-
-    Returns:
-        The plots of each.
     """
     if len(experiments) > 1:
         if why := can_go_together([one.programs for one in experiments]):
             raise PfedafmError(f"--together: {why}")
         for one in experiments:
             one.programs = replace(one.programs, stages=together.OWN)
-    runs: list[Steps] = []
+    runs: list[tuple[Experiment, Steps]] = []
     for one, task in zip(experiments, tasks, strict=True):
         own = [copy.copy(observer) for observer in observers] if runs else observers
-        runs.append(steps(one, task, None if runs else bar, observers=own, **options))
-    pictures: dict[int, list[Path]] = {}
-    active, done, stopped = list(range(len(runs))), {}, None
-    group: tuple[list[int], Together] | None = None
+        shown = None if runs else bar
+        runs.append((one, steps(one, task, shown, observers=own, **options)))
+    done: Sequence[Any] = [None] * len(runs)
+    group: Together | None = None
     with contextlib.ExitStack() as closing:
-        for one in runs:
-            closing.callback(one.close)
-        while active:
-            for index in list(active):
+        for _, run in runs:
+            closing.callback(run.close)
+        while runs:
+            active, stopped = [], None
+            for (one, run), result in zip(runs, done, strict=True):
                 try:
-                    runs[index].send(done.get(index))
-                except StopIteration as end:
-                    pictures[index] = end.value
-                    active.remove(index)
+                    run.send(result)
+                    active.append((one, run))
+                except StopIteration:
+                    pass  # it has all its rounds
                 except Interrupted as error:  # let the others save, too
                     stopped = error
             if stopped:
                 raise stopped
-            if len(runs) == 1 or not active:
-                continue
-            start, under_way = time.perf_counter(), [experiments[index] for index in active]
-            if group is None or group[0] != active:
-                group = list(active), Together([one.programs for one in under_way])
-                for one in under_way:
-                    one.compile_seconds += (time.perf_counter() - start) / len(active)
-                start = time.perf_counter()
-            states, numbers = zip(*((one.state, one.round + 1) for one in under_way), strict=True)
-            results = group[1].run_round(states, numbers)
-            seconds = (time.perf_counter() - start) / len(active)
-            done = {i: (*one, seconds) for i, one in zip(active, results, strict=True)}
-    return [pictures[index] for index in range(len(runs))]
+            if len(active) < len(runs):
+                group = None  # a program for those that are left
+            runs, done = active, [None] * len(active)
+            if len(experiments) > 1 and runs:
+                start, own = time.perf_counter(), [one for one, _ in runs]
+                if group is None:
+                    group = Together([one.programs for one in own])
+                    for one in own:
+                        one.compile_seconds += (time.perf_counter() - start) / len(own)
+                    start = time.perf_counter()
+                results = group.run_round([o.state for o in own], [o.round + 1 for o in own])
+                seconds = (time.perf_counter() - start) / len(own)
+                done = [(*result, seconds) for result in results]
 
 
 def _save_or_stop(experiment: Experiment, checkpoints: Checkpoints, signals: Signals) -> None:

@@ -108,55 +108,46 @@ def run_all(
         return []
     log, shown, alone = logger(progress), progress and not console.quiet, len(tasks) == 1
     start_devices(tasks[0].config)
-    pending = [place for place, task in enumerate(tasks) if task.state != "done"]
-    data: dict[tuple[object, ...], Dataset] = {}
+    runs = {place: one.run for place, one in enumerate(tasks) if one.run and one.state == "done"}
+    pending = [place for place in range(len(tasks)) if place not in runs]
+    data: dict[object, Dataset] = {}
     shares: dict[int, tuple[Dataset, Partition]] = {}
     for place in () if experiment else pending:
         config = tasks[place].config
-        key: tuple[object, ...] = (config.dataset, config.image_size)
-        if config.dataset == "synthetic":
-            key = (config.synthetic_classes, config.synthetic_samples, config.seed)
+        generated = (config.synthetic_classes, config.synthetic_samples, config.seed)
+        key = config.dataset, config.image_size, config.dataset == "synthetic" and generated
         if dataset is None and key not in data:
             data[key] = load_data(config, data_dir, log)
         images = data[key] if dataset is None else dataset
         shares[place] = images, split_of(config, images) if partition is None else partition
-    groups: dict[Any, list[int]] = {}  # runs that train at the same time
-    for place, task in enumerate(tasks):
-        at_once = together and task.state != "done"
-        groups.setdefault(task.config.method if at_once else place, []).append(place)
-    runs: dict[int, Run] = {}
-    pictures: list[Path] = []
-    with Progress(sum(one.config.rounds for one in tasks), hidden=not shown) as bar:
-        for group in groups.values():
-            own, task = [tasks[place] for place in group], tasks[group[0]]
-            rounds, title = task.config.rounds, find_method(task.config.method).title
-            if task.run and task.state == "done":
-                bar.next_run(title, rounds, done=True)
-                runs[group[0]] = task.run
-                pictures = sorted(task.folder.glob("*.png")) if task.folder else []
-                if shown and alone:
-                    console.print(bold(task.folder), f"is finished already; {START_OVER}")
-                continue
-            where = f", {task.folder.parent.name}/{task.folder.name}" if task.folder else ""
-            words = f"run {pending.index(group[0]) + 1} of {len(pending)}: {title}{where}"
+    groups: dict[object, list[int]] = {}  # runs that train at the same time
+    for place in pending:
+        groups.setdefault(tasks[place].config.method if together else place, []).append(place)
+    rounds = [tasks[group[0]].config.rounds for group in groups.values()]
+    if shown and alone and not pending:
+        console.print(bold(tasks[0].folder), f"is finished already; {START_OVER}")
+    with Progress(sum(rounds), hidden=not (shown and pending)) as bar:
+        for number, group in enumerate(groups.values()):
+            own = [tasks[place] for place in group]
+            place, title = own[0].folder, find_method(own[0].config.method).title
+            words = f"run {number + 1} of {len(pending)}: {title}"
+            words += f", {place.parent.name}/{place.name}" if place else ""
             if len(own) > 1:
                 words = f"{len(own)} of {len(pending)} runs together: {title}"
             if not alone:
-                bar.next_run(words, rounds)
+                bar.next_run(words, rounds[number])
             made = [experiment or Experiment(tasks[one].config, *shares[one]) for one in group]
             plan = name if alone and shown else None
-            more = {"plan": plan, "log": log, "signals": signals, **options}
-            pictures = drive(made, own, bar, **more)[0]
-            for place, one in zip(group, own, strict=True):
-                runs[place] = _result(made.pop(0), one.folder, drop_checkpoints)
-            for one in own[1:]:
-                bar.next_run(title, one.config.rounds, done=True)
+            drive(made, own, bar, plan=plan, log=log, signals=signals, **options)
+            for one in group:
+                runs[one] = _result(made.pop(0), tasks[one].folder, drop_checkpoints)
             gc.collect()
             if signals and signals.received is not None and len(runs) < len(tasks):
                 message = "stopped between two runs; the same command resumes"
                 raise Interrupted(message, signals.received)
     if shown and alone:
-        print_summary(runs[0].summary, pictures)
+        place = tasks[0].folder
+        print_summary(runs[0].summary, sorted(place.glob("*.png")) if place else ())
     return [runs[place] for place in range(len(tasks))]
 
 

@@ -133,12 +133,15 @@ class Setting:
         return within and (not self.choices or value in self.choices)
 
     def read(self, text: str, prefix: str = "") -> Any:
-        """A value from the command line."""
+        """A value from the command line; names have commas between them."""
         if self.optional and text.lower() == "none":
             return None
+        words: dict[type, Callable[[str], Any]] = {
+            bool: lambda text: {"true": True, "false": False}[text.lower()],
+            tuple: lambda text: tuple(text.split(",")),
+        }
         try:
-            words = {"true": True, "false": False}
-            return words[text.lower()] if self.kind is bool else self.kind(text)
+            return words.get(self.kind, self.kind)(text)
         except (ValueError, KeyError):
             raise bad(prefix + self.name, text, self.accepted) from None
 

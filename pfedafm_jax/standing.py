@@ -12,7 +12,7 @@ from pfedafm_jax.config import Config
 from pfedafm_jax.errors import START_OVER, PfedafmError
 from pfedafm_jax.progress import console
 from pfedafm_jax.records import RunFolder, check_writable
-from pfedafm_jax.results import NOT_IN_RESULTS, Damaged, Run, current, flat, read_run
+from pfedafm_jax.results import NOT_IN_RESULTS, Damaged, Run, flat, read_run
 from pfedafm_jax.settings import bad
 
 ELSEWHERE = f"{START_OVER}, another --run-dir leaves it as it is"
@@ -64,7 +64,7 @@ def look(
     place, config = task.folder, task.config
     saved = {} if fresh else Checkpoints(checkpoint_folder(place)).manifests()
     run = None if fresh else _read(place, bool(saved), log)
-    stored = ([run.config] if run else []) + [current(one["config"]) for one in saved.values()]
+    stored = ([run.config] if run else []) + [one["config"] for one in saved.values()]
     started = stored[0]["rounds"] if stored else 0
     for settings in stored:
         same = replace(config, rounds=started) if longer else config

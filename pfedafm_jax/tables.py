@@ -1,6 +1,6 @@
 """Tables of runs: one row per run, or mean and deviation over seeds; formatted numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,12 +35,17 @@ def table(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def over_seeds(runs: Sequence[Run], by: Sequence[str] = ("method",)) -> pd.DataFrame:
-    """Mean and deviation over the runs that agree in `by`, one row per group.
+    """Mean and deviation over the runs that agree in `by`, one row per group, see `means`."""
+    return means(grouped(runs, by)).rename_axis(", ".join(by))
+
+
+def means(sets: Mapping[str, Sequence[Run]]) -> pd.DataFrame:
+    """Mean and deviation over the runs of each set, one row per set.
 
     Columns are pairs: `("best_mean_accuracy", "mean")` and `(…, "deviation")` (NaN for one run) for
     all of `COLUMNS`, `("runs", "count")`, and `("diverged", "round")`, the first with NaN.
     """
-    sets, names = grouped(runs, by), [*COLUMNS, "diverged_at_round"]
+    names = [*COLUMNS, "diverged_at_round"]
     rows = [
         {"group": label, **{name: getattr(run.summary, name) for name in names}}
         for label, found in sets.items()
@@ -51,7 +56,7 @@ def over_seeds(runs: Sequence[Run], by: Sequence[str] = ("method",)) -> pd.DataF
     frame = frame.rename(columns={"std": "deviation"})
     frame["runs", "count"] = groups.size()
     frame["diverged", "round"] = groups["diverged_at_round"].min()
-    return frame.rename_axis(", ".join(by))
+    return frame
 
 
 def mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, float | None]:
@@ -62,7 +67,7 @@ def mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, fl
 
 
 def cells(frame: pd.DataFrame) -> list[list[str]]:
-    """Formats `over_seeds` for printing: accuracies in percent, floats and FLOPs with a unit."""
+    """Formats `means` for printing: accuracies in percent, floats and FLOPs with a unit."""
 
     def cell(name: str, value: float, deviation: float) -> str:
         if name.endswith(("accuracy", "over_clients")):

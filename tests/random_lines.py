@@ -6,6 +6,7 @@ from pathlib import Path
 from tiny_command import SETTINGS
 
 from pfedafm_jax.config import METHOD_SETTINGS, Config
+from pfedafm_jax.flags import every_setting
 from pfedafm_jax.settings import settings_of
 
 PIECES = [*"$[]{}%\\<>&\n' \"#=-.~", "$x$", "[/bold]", "[red]", "é", "日本", "\u202e", "\x1b[31m", "\udcff",
@@ -24,8 +25,7 @@ def random_line(draw: random.Random, trained: Path) -> tuple[list[str], bool]:
         ["run", "compare", "sweep", "plot", "report", "predict", "export", "join"]
     )
     where = draw.choice([str(trained), str(trained), nasty(draw), str(trained.parent)])
-    flags = [f"--{n.replace('_', '-')}" for n in settings_of(Config)]
-    flags += [f"--{m}.{n}" for m, kind in METHOD_SETTINGS.items() for n in settings_of(kind)]
+    flags = [f"--{name.replace('_', '-')}" for name in every_setting()]
     if command in ("run", "compare", "sweep"):
         real = draw.random() < 0.03
         words = [*SETTINGS, "--rounds", "1"] if real else []

@@ -12,23 +12,14 @@ import pytest
 from pfedafm_jax.config import GROUPS, METHOD_SETTINGS, Config, config_names, updated
 from pfedafm_jax.data import load_dataset
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.flags import every_setting
 from pfedafm_jax.methods import method_names
 from pfedafm_jax.methods.fml import FML
 from pfedafm_jax.methods.pfedafm import PFedAFM
 from pfedafm_jax.presets import paper_scale, presets, with_preset
 from pfedafm_jax.settings import MethodSettings, Rate, Setting, changed, check_settings, settings_of
 
-KINDS = {"": Config, **METHOD_SETTINGS}
-EVERY = [
-    (f"{method}.{name}" if method else name, setting)
-    for method, kind in KINDS.items()
-    for name, setting in settings_of(kind).items()
-]
-
-
-def with_setting(name: str, value) -> Config:
-    method, _, own = name.rpartition(".")
-    return updated(Config(), {method: {own: value}} if method else {own: value})
+EVERY = list(every_setting().items())
 
 
 def wrong_values(setting: Setting) -> list:
@@ -48,11 +39,11 @@ def wrong_values(setting: Setting) -> list:
 def test_every_setting_refuses_what_is_out_of_its_range_and_names_itself(name, setting):
     for value in wrong_values(setting):
         with pytest.raises(PfedafmError) as caught:
-            with_setting(name, value).check()
+            updated(Config(), {name: value}).check()
         given = tuple(value) if isinstance(value, list) else value
         said = str(caught.value)
         assert said.startswith(f"{name} = {given!r} cannot be used; accepted: "), (value, said)
-    assert with_setting(name, setting.default).check()
+    assert updated(Config(), {name: setting.default}).check()
     assert setting.help, "the text below the field is its help"
     # A number without both ends can hold what no 32-bit float can.
     assert len(setting.limits) == (2 if setting.kind in (int, float) else 0)
@@ -84,7 +75,7 @@ def test_every_setting_refuses_what_is_out_of_its_range_and_names_itself(name, s
 )
 def test_an_error_says_what_is_accepted(name, value, accepted):
     with pytest.raises(PfedafmError) as caught:
-        with_setting(name, value).check()
+        updated(Config(), {name: value}).check()
     assert str(caught.value).startswith(f"{name} = {value!r} cannot be used")
     assert accepted in str(caught.value)
 
@@ -92,7 +83,7 @@ def test_an_error_says_what_is_accepted(name, value, accepted):
 def test_whole_numbers_none_and_the_ends_of_ranges_pass():
     good = {"participation": 1, "gamma": 1, "learning_rate": 0.0}
     for name, value in (*good.items(), ("pfedafm.mix_fixed", 1), ("pfedafm.mix_fixed", None)):
-        config = with_setting(name, value)
+        config = updated(Config(), {name: value})
         assert config.check() is config
 
 

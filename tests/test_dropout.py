@@ -10,7 +10,7 @@ from pfedafm_jax import Experiment, engine, plots
 from pfedafm_jax.config import Config
 from pfedafm_jax.engine.round import draw_participants, participants_of
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.observers import latest
+from pfedafm_jax.observers import observed
 from pfedafm_jax.progress import Progress
 from pfedafm_jax.records import Record
 from pfedafm_jax.reference import plain
@@ -48,7 +48,7 @@ def test_rounds_are_recorded_shown_and_drawn_whoever_is_left():
         floats = 3 * experiment.programs.costs([0])[0].floats_down
         assert record.floats_down == floats  # all three received
         assert record.floats_up * 3 == floats * len(stayed)
-        assert len(latest(experiment).clients["participants/loss"]) == len(stayed)
+        assert len(observed(experiment, record).clients["participants/loss"]) == len(stayed)
         assert Record.from_dict(record.as_dict()) == record
     numbers = {len(record.dropped) for record in experiment.records}
     assert numbers == {2, 3}

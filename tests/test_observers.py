@@ -46,14 +46,14 @@ class Notes(Observer):
 @pytest.fixture(scope="module")
 def observed(config, dataset, partition):
     """Runs with observers, without pictures."""
-    settings = replace(config, architectures=("small_b",), rounds=ROUNDS)
-    data = replace(settings, eval_every=2, checkpoint_every=2), dataset, partition
+    settings = replace(config, rounds=ROUNDS, eval_every=2, checkpoint_every=2)
+    data = settings, dataset, partition
 
     def observed(folder, *observers):
         return run(*data, run_dir=folder, observers=observers, progress=False)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "draw_all", lambda *arguments: [])
+        patch.setattr(plots, "draw_all", lambda *arguments: None)
         yield observed
 
 

@@ -81,7 +81,8 @@ def test_the_command_draws_and_says_what_and_where(suffix, folder, tmp_path, cap
     out = tmp_path / f"picture.{suffix}"
     assert plot.main([str(folder), "--group", "method", "--smooth", "2", "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    assert "pFedAFM" in said and "61.00" in said and f"picture.{suffix}" in said.replace("\n", "")
+    assert "pFedAFM, 2 runs" in said and "60.50 ± 0.71" in said
+    assert f"picture.{suffix}" in said.replace("\n", "")
     assert out.read_bytes()[:5] in (b"\x89PNG\r", b"%PDF-", b"<?xml")
 
 

@@ -10,12 +10,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pfedafm_jax import cli
-from pfedafm_jax.config import METHOD_SETTINGS, Config, updated
+from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Partition, load_dataset
 from pfedafm_jax.data.cifar import CIFAR10, _from_pickle
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.flags import every_setting
 from pfedafm_jax.methods import method_names
-from pfedafm_jax.settings import Setting, settings_of
+from pfedafm_jax.settings import Setting
 from pfedafm_jax.standing import differences
 
 ENDS = st.sampled_from([0, 1, -1, 2**31, 2**32, 1e-320, 1e38, 1e39, 0.5, 0.1])
@@ -30,12 +31,7 @@ ODD = st.one_of(st.none(), st.booleans(), st.just(np.zeros(2)), st.just(np.float
 ANYTHING = st.one_of(ENDS, INTEGERS, st.floats(), st.floats(0, 1), TEXTS, SEVERAL, ODD)
 
 
-FIELDS = {
-    f"{method}.{name}" if method else name: setting
-    for method, kind in {"": Config, **METHOD_SETTINGS}.items()
-    for name, setting in settings_of(kind).items()
-}
-"""Every setting, `pfedafm.mix_fixed` included."""
+FIELDS = every_setting()
 
 
 def plausible(setting: Setting) -> st.SearchStrategy:
@@ -61,10 +57,10 @@ def changes(draw) -> dict:
     for name in names:
         value = draw(ANYTHING if draw(st.integers(0, 7)) == 0 else plausible(FIELDS[name]))
         outer, _, inner = name.partition(".")
-        if inner:
+        if inner and draw(st.booleans()):
             values.setdefault(outer, {})[inner] = value
         else:
-            values[outer] = value
+            values[name] = value
     if draw(st.integers(0, 15)) == 0:
         values[draw(st.text(max_size=12))] = draw(ANYTHING)
     return values

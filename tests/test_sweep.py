@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from small import command_words
 
+from pfedafm_jax import plots
 from pfedafm_jax.commands import sweep as grid
-from pfedafm_jax.config import Config
+from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Partition
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import load_data, split
@@ -24,8 +25,10 @@ def score(point, *accuracies, diverged=None):
     numbers = {"last_ten_mean_accuracy": 0.5, "rounds": 3, "seconds": 60.0}
     numbers["diverged_at_round"] = diverged
     found = [{**numbers, "final_all_clients_accuracy": one} for one in accuracies]
-    runs: Any = [SimpleNamespace(summary=SimpleNamespace(**one)) for one in found]
-    return grid.Score(point, runs)
+    runs: Any = [
+        SimpleNamespace(summary=SimpleNamespace(**one), config={"seed": 0}) for one in found
+    ]
+    return grid.scored(point, runs)
 
 
 def test_the_papers_grid_is_every_combination_of_its_values():
@@ -34,17 +37,27 @@ def test_the_papers_grid_is_every_combination_of_its_values():
     first = {"batch_size": 64, "local_epochs": 1, "learning_rate": 0.01}
     assert found[0] == {**first, "pfedafm.mix_learning_rate": 0.001}
     assert len(grid.points(grid.paper_grid("fd"))) == 8
-    config = grid.at(Config(), found[-1])
+    config = updated(Config(), found[-1])
     assert (config.batch_size, config.local_epochs) == (512, 10)
     assert config.pfedafm.mix_learning_rate == 1.0
 
 
 def test_values_are_read_as_what_they_are():
     found = grid.parse_grid(
-        ["learning-rate=0.1,1e-2", "flip=true,false", "pfedafm.mix_fixed=none,0.5", "method=fd"]
+        [
+            "learning-rate=0.1,1e-2",
+            "flip=true,false",
+            "pfedafm.mix_fixed=none,0.5",
+            "architectures=cnn1",
+        ]
     )
     assert found == {"learning_rate": (0.1, 0.01), "flip": (True, False), "pfedafm.mix_fixed": (None, 0.5),
-                     "method": ("fd",)}  # fmt: skip
+                     "architectures": (("cnn1",),)}  # fmt: skip
+    assert grid.label(grid.points(found)[0]).endswith(
+        "=0.1,flip=True,mix_fixed=None,architectures=cnn1"
+    )
+    with pytest.raises(PfedafmError, match=r"pfedafm\.mix_fixed = 'half' .* a number from 0 to 1"):
+        grid.parse_grid(["pfedafm.mix_fixed=half"])
 
 
 @pytest.mark.parametrize("word", ["batch_size", "batch_size=", "batch_size=1,,2", "=1", "seed=1,2"])
@@ -57,7 +70,7 @@ def test_a_grid_that_makes_no_sense_is_refused(word):
     ("arguments", "said"),
     [
         (["--grid", "batchsize=1,2"], "unknown setting batchsize"),
-        (["--grid", "batch_size=64,none"], "batch_size = None"),
+        (["--grid", "batch_size=64,none"], "batch_size = 'none'"),
         (["--grid", "batch_size=64,0"], "batch_size = 0"),
         (["--grid", "fd.gama=1"], "unknown setting fd.gama"),
         (["--seeds", "a"], "seeds = 'a'"),
@@ -88,15 +101,16 @@ def test_the_best_mean_over_seeds_is_chosen_and_a_diverged_setting_never():
     a, b = score({"learning_rate": 0.1}, 0.9, 0.5), score({"learning_rate": 0.2}, 0.75, 0.75)
     c = score({"learning_rate": 1.0}, 0.99, 0.99, diverged=2)
     d = score({"learning_rate": 2.0}, 0.8, None)
-    assert [s.point["learning_rate"] for s in grid.ranked([a, b, c, d])] == [0.2, 0.1, 1.0, 2.0]
+    assert [s["point"]["learning_rate"] for s in grid.ranked([a, b, c, d])] == [0.2, 0.1, 1.0, 2.0]
     equal = score({"learning_rate": 0.3}, 0.7, 0.7)
     assert grid.ranked([a, equal])[0] is a  # the grid's own order
-    _, rows = grid.rows([a, b, c])
+    _, rows = grid.rows(grid.ranked([a, b, c]))
     assert rows[0] == ["1", "0.2", "75.00 ± 0.00", "50.00", "3", "2.0"]
     assert "diverged at round 2" in rows[2][2]
 
 
-def test_the_command_chooses_goes_on_and_leaves_a_configuration(tmp_path, capsys):
+def test_the_command_chooses_goes_on_and_leaves_a_configuration(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(plots, "draw_all", lambda *arguments: None)  # each run's own, seconds each
     folder = tmp_path / "sweep"
     settings = {"method": "standalone", "run_dir": folder, "rounds": 2}
     settings["grid"] = "learning_rate=0.000001,0.1"

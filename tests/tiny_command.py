@@ -55,7 +55,7 @@ def run_here(folder: Path, *arguments: str) -> int:
     """The same in this process and without pictures, in a fraction of the time."""
     register_extractor("tiny", Tiny())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "draw_all", lambda *arguments: [])
+        patch.setattr(plots, "draw_all", lambda *arguments: None)
         return command.main([*SETTINGS, "--run-dir", str(folder), *arguments])
 
 

@@ -8,7 +8,7 @@ from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.progress import console, print_table
 from pfedafm_jax.results import differing, grouped, labels, read_runs
 from pfedafm_jax.settings import bad
-from pfedafm_jax.tables import percent
+from pfedafm_jax.tables import COLUMNS, cells, means
 
 FORMATS = (".png", ".pdf", ".svg")
 
@@ -43,20 +43,15 @@ def main(argv: list[str]) -> int:
     sets = {label: [run] for label, run in zip(labels(runs), runs, strict=True)}
     if asked.group:
         sets = grouped(runs, asked.group.split(","))
-    rows, drawn = [], {}
     for label, members in sets.items():
-        drawn[f"{label}, {len(members)} runs" if len(members) > 1 else label] = members
-        for run in members:
-            one, first = run.summary, run is members[0]
-            scores = one.best_mean_accuracy, one.last_ten_mean_accuracy
-            shown = map(percent, (*scores, one.final_all_clients_accuracy))
-            cells = str(one.rounds), *shown, str(run.folder)
-            rows.append([label if first else "", *cells])
         mixed = [name for name in differing(members) if name != "seed"]
         if mixed:
             words = f"{label}: a mean over runs that also differ in {', '.join(mixed)}"
             console.print(words, style="yellow")
-    print_table(["", "rounds", "best, %", "last ten", "all clients", "folder"], rows)
+    drawn = {f"{one}, {len(own)} runs" if own[1:] else one: own for one, own in sets.items()}
+    accuracies = slice(4)  # costs need more than a terminal's width
+    rows = [row[accuracies] for row in cells(means(drawn))]
+    print_table(["", *COLUMNS.values()][accuracies], rows)
     figure = plots.curves(drawn, asked.title, x=asked.x, y=asked.y, window=asked.smooth)
     console.print(f"  {plots.save(figure, asked.out)}")
     return 0

@@ -8,9 +8,9 @@ of all clients after the last round. best.toml is the result: pfedafm run --conf
 import argparse
 import itertools
 import json
-import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import split
 from pfedafm_jax.files import write_atomically
+from pfedafm_jax.flags import every_setting
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.progress import console, print_table
 from pfedafm_jax.records import check_writable
@@ -41,6 +42,7 @@ PAPER_GRID = {
 }
 Grid = dict[str, tuple[Any, ...]]  # setting, `fd.gamma` for one of a method, → values
 Point = dict[str, Any]  # setting → value
+Score = dict[str, Any]  # an entry of `sweep.json`
 
 
 def paper_grid(method: str) -> Grid:
@@ -51,6 +53,7 @@ def paper_grid(method: str) -> Grid:
 def parse_grid(words: Sequence[str]) -> Grid:
     """`["batch-size=64,512", "pfedafm.mix_fixed=none,0.5"]` → names and values."""
     grid: Grid = {}
+    every = every_setting()
     for word in words:
         name, _, values = word.partition("=")
         name, accepted = name.strip().replace("-", "_"), ""
@@ -62,18 +65,11 @@ def parse_grid(words: Sequence[str]) -> Grid:
             accepted = f"each setting once; {name} is there already"
         if accepted:
             raise bad("grid", word, accepted)
-        grid[name] = tuple(dict.fromkeys(_value(value.strip()) for value in values.split(",")))
+        prefix, read = name[: name.rfind(".") + 1], str  # one that is unknown is told later
+        if name in every:
+            read = partial(every[name].read, prefix=prefix)
+        grid[name] = tuple(dict.fromkeys(read(value.strip()) for value in values.split(",")))
     return grid
-
-
-def _value(text: str) -> Any:
-    """A number, true or false as in TOML; none; anything else is a word."""
-    if text == "none":
-        return None
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def points(grid: Grid) -> list[Point]:
@@ -81,16 +77,10 @@ def points(grid: Grid) -> list[Point]:
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def at(config: Config, point: Point) -> Config:
-    """The configuration of a point."""
-    nested: dict[str, Any] = {}
-    for name, value in point.items():
-        method, _, own = name.rpartition(".")
-        (nested.setdefault(method, {}) if method else nested)[own] = value
-    return updated(config, nested)
-
-
 def shown(value: Any) -> str:
+    """A value in a table and in a folder's name."""
+    if isinstance(value, tuple):
+        return "+".join(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -110,78 +100,60 @@ def validation_split(config: Config, dataset: Dataset) -> Partition:
 # -------------------------------------------------------------------------------- the choice
 
 
-@dataclass(frozen=True)
-class Score:
-    """A point and its runs, one per seed."""
+def scored(point: Point, runs: Sequence[Run]) -> Score:
+    """What `sweep.json` says of a point, from its runs, one per seed.
 
-    point: Point
-    runs: Sequence[Run]
-
-    @property
-    def validation(self) -> list[float | None]:
-        """The accuracy of all clients after the last round, for each seed."""
-        return [run.summary.final_all_clients_accuracy for run in self.runs]
-
-    @property
-    def diverged(self) -> int | None:
-        """The first round with NaN or infinity in a run."""
-        rounds = (run.summary.diverged_at_round for run in self.runs)
-        return min((one for one in rounds if one is not None), default=None)
-
-    @property
-    def accuracy(self) -> float | None:
-        """The accuracy that points are ranked by; None: a run diverged, or has none."""
-        usable = self.diverged is None and None not in self.validation
-        return mean_and_deviation(self.validation)[0] if usable else None
+    `validation` is the accuracy of all clients after the last round of each; points are ranked by
+    their mean, `accuracy`, which is None if a run diverged or has none.
+    """
+    own = [run.summary for run in runs]
+    scores = [one.final_all_clients_accuracy for one in own]
+    diverged = [one.diverged_at_round for one in own if one.diverged_at_round is not None]
+    return {
+        "point": point,
+        "accuracy": None if diverged or None in scores else mean_and_deviation(scores)[0],
+        "validation": scores,
+        "diverged": min(diverged, default=None),
+        "last_ten": [one.last_ten_mean_accuracy for one in own],
+        "rounds": [one.rounds for one in own],
+        "seconds": [one.seconds for one in own],
+        "seeds": [run.config["seed"] for run in runs],
+    }
 
 
 def ranked(scores: Sequence[Score]) -> list[Score]:
     """Best first, the grid's own order among equals; those without an accuracy last."""
-    return sorted(scores, key=lambda one: 1.0 if one.accuracy is None else -one.accuracy)
+    return sorted(scores, key=lambda one: 1.0 if one["accuracy"] is None else -one["accuracy"])
 
 
 def rows(scores: Sequence[Score]) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows of a table of all points, best first."""
-    names, found = list(scores[0].point), []
-    for place, score in enumerate(ranked(scores), 1):
-        accuracy = percent(*mean_and_deviation(score.validation))
-        if score.diverged is not None:
-            accuracy = f"✗ diverged at round {score.diverged}"
-        last, _ = mean_and_deviation([run.summary.last_ten_mean_accuracy for run in score.runs])
-        length = max(run.summary.rounds for run in score.runs)
-        minutes = sum(run.summary.seconds for run in score.runs) / 60
-        values = [shown(score.point[name]) for name in names]
+    """Headings and rows of a table of all points, as ranked."""
+    found = []
+    for place, one in enumerate(scores, 1):
+        accuracy = percent(*mean_and_deviation(one["validation"]))
+        if one["diverged"] is not None:
+            accuracy = f"✗ diverged at round {one['diverged']}"
+        last, _ = mean_and_deviation(one["last_ten"])
+        length, minutes = max(one["rounds"]), sum(one["seconds"]) / 60
+        values = map(shown, one["point"].values())
         found.append([str(place), *values, accuracy, percent(last), str(length), f"{minutes:.1f}"])
-    short = [name.split(".")[-1] for name in names]
+    short = [name.split(".")[-1] for name in scores[0]["point"]]
     return ["place", *short, "all clients, %", "last ten rounds, %", "rounds", "min"], found
 
 
-def write(
-    base: Path, given: Config, scores: Sequence[Score], seeds: Sequence[int], about: str
-) -> None:
+def write(base: Path, given: Config, scores: Sequence[Score], about: str) -> None:
     """Writes the table, the numbers and the chosen configuration; `about` says how."""
     title = f"{find_method(given.method).title}, {given.dataset}: {len(scores)} settings"
     headings, cells = rows(scores)
     print_table(headings, cells, "Accuracy on validation data, after the last round")
     write_atomically(base / "sweep.md", f"# {title}\n\n{about}\n\n{markdown(headings, cells)}")
-    content = [
-        {
-            "point": one.point,
-            "accuracy": one.accuracy,
-            "validation": one.validation,
-            "diverged": one.diverged,
-            "rounds": [run.summary.rounds for run in one.runs],
-            "seeds": list(seeds),
-        }
-        for one in ranked(scores)
-    ]
-    write_atomically(base / "sweep.json", json.dumps(content, indent=2) + "\n")
-    best = ranked(scores)[0]
-    if best.accuracy is None:
+    write_atomically(base / "sweep.json", json.dumps(scores, indent=2) + "\n")
+    best = scores[0]
+    if best["accuracy"] is None:
         words = "diverged; try lower learning rates"
         raise PfedafmError(f"nothing to choose: all runs of {base} {words}")
-    words = f"{percent(best.accuracy)} % of all clients' validation images right, the best of\n"
-    chosen = at(given, best.point).toml(f"{words}{title}.\n{about}")
+    words = f"{percent(best['accuracy'])} % of all clients' validation images right, the best of\n"
+    chosen = updated(given, best["point"]).toml(f"{words}{title}.\n{about}")
     write_atomically(base / "best.toml", chosen)
     for name in ("sweep.md", "sweep.json", "best.toml"):
         console.print(f"  {base / name}")
@@ -210,7 +182,9 @@ def main(argv: list[str]) -> int:
     config = replace(given, validation_fraction=held_out, eval_every=given.rounds)
     pairs = list(itertools.product(points(grid), seeds))
     tasks = [
-        Task(replace(at(config, point), seed=seed).check(), base / label(point) / f"seed{seed}")
+        Task(
+            replace(updated(config, point), seed=seed).check(), base / label(point) / f"seed{seed}"
+        )
         for point, seed in pairs
     ]
     shared = options.start(config.devices)
@@ -224,11 +198,10 @@ def main(argv: list[str]) -> int:
         shared |= {"split_of": validation_split, "drop_checkpoints": drop, "signals": signals}
         runs = run_all(tasks, **shared)
     scores = [
-        Score(point, runs[place * len(seeds) : (place + 1) * len(seeds)])
+        scored(point, runs[place * len(seeds) : (place + 1) * len(seeds)])
         for place, point in enumerate(points(grid))
     ]
-    part = (
-        f"{100 * held_out:g} % of each client's training data, seeds {', '.join(map(str, seeds))}"
-    )
-    write(base, given, scores, seeds, f"Evaluated on {part}, by\n\n    {options.command}")
+    named = ", ".join(map(str, seeds))
+    part = f"{100 * held_out:g} % of each client's training data, seeds {named}"
+    write(base, given, ranked(scores), f"Evaluated on {part}, by\n\n    {options.command}")
     return 0
