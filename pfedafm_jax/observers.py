@@ -65,7 +65,7 @@ def latest(experiment: Experiment) -> Observation:
     # With several processes a participant's state may be in another one.
     drawn = record.participants
     if experiment.programs.processes.count == 1 and "mix" in store.start(0) and drawn:
-        found["vectors/mix"] = store.read_parts(("mix",), drawn)["mix"]
+        found["vectors/mix"] = np.stack([store.state(client, ["mix"])["mix"] for client in drawn])
     return Observation(record, found)
 
 

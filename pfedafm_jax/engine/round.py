@@ -1,6 +1,6 @@
 """A round as a function of programs and state: participants train, then uploads are aggregated."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from pfedafm_jax.engine.compile import shapes_of
 from pfedafm_jax.engine.programs import Programs
 from pfedafm_jax.engine.schedule import Call, assign, merged, schedule
 from pfedafm_jax.engine.state import State
+from pfedafm_jax.engine.store import stacked
 from pfedafm_jax.engine.visit import Slots, Totals, Worked
 from pfedafm_jax.settings import bad
 from pfedafm_jax.statistics import OWN
@@ -19,7 +20,6 @@ from pfedafm_jax.statistics import OWN
 Tree = Any
 Numbers = dict[int, dict[str, Any]]  # client → name → number
 Parts = dict[int, tuple[float, int]]  # client → its weight, its index among its run's participants
-MOVED_TOGETHER = 4  # states that move between processes in one call
 
 
 class RoundResult(NamedTuple):
@@ -159,9 +159,8 @@ def _finish(
     if programs.lockstep:
         programs.buffers.save(call, states, state.store)
     else:
-        rows = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), states)
-        # In a loop, kinds are architectures.
-        state.store.write(call.kind, call.clients.reshape(-1), rows)
+        for client, own in _each(call, states):
+            state.store.write(client, own)
     _report(call, info, numbers)
 
 
@@ -176,20 +175,11 @@ def _train_shared(
         states, slots = _states(programs, state, call, True), _slots(programs, call, parts)
         worked = compiled.shared(common, totals, states, slots, call.trips)
         totals = worked.totals
-        if OWN in worked.state:
-            _keep(programs, state, call, worked.state[OWN])
+        if OWN in worked.state:  # the clients' own statistics, see `statistics.py`
+            for client, own in _each(call, {OWN: worked.state[OWN]}):
+                state.store.write(client, {**state.store.state(client), **own})
         _report(call, worked.info, numbers)
     return totals
-
-
-def _keep(programs: Programs, state: State, call: Call, statistics: Tree) -> None:
-    """Stores the clients' own statistics of what they share, see `statistics.py`."""
-    rows = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), statistics)
-    for row, client in enumerate(call.clients.reshape(-1).tolist()):
-        if client >= 0:
-            own = {OWN: jax.tree.map(lambda leaf, row=row: leaf[row], rows)}
-            new = jax.tree.map(lambda leaf: leaf[None], {**state.store.state(client), **own})
-            state.store.write(int(programs.groups[client]), [client], new)
 
 
 def _averaged(
@@ -240,11 +230,14 @@ def calls_of(
 
 def _states(programs: Programs, state: State, call: Call, together: bool = False) -> Tree:
     """States of a call's clients `[devices, slots, …]`; if `together`, only the shared parts."""
-    flat, store, parts = call.clients.reshape(-1), state.store, programs.compiled.shapes.parts
+    store, shapes = state.store, programs.compiled.shapes
     if programs.lockstep and not together:
         return programs.buffers.load(call, store)
-    states = store.read_parts(tuple(parts), flat) if together else store.read(call.kind, flat)
-    return _folded(call, states)
+    # In a loop, kinds are architectures.
+    like = shapes.parts if together else shapes.starts[call.kind]
+    clients = call.clients.reshape(-1).tolist()
+    states = [store.state(client, tuple(like)) if client >= 0 else None for client in clients]
+    return _folded(call, stacked(states, like))
 
 
 def _slots(programs: Programs, call: Call, parts: Parts) -> Slots:
@@ -269,13 +262,18 @@ def _folded(call: Call, tree: Tree) -> Tree:
     return jax.tree.map(lambda leaf: leaf.reshape(*call.clients.shape, *leaf.shape[1:]), tree)
 
 
+def _each(call: Call, tree: Tree) -> Iterator[tuple[int, Tree]]:
+    """A call's clients, each with its own of arrays `[devices, slots, …]`."""
+    arrays = jax.tree.map(np.asarray, tree)
+    for device, slot in np.argwhere(call.clients >= 0).tolist():
+        own = jax.tree.map(lambda leaf, at=(device, slot): leaf[at], arrays)
+        yield int(call.clients[device, slot]), own
+
+
 def _report(call: Call, info: dict[str, jax.Array], numbers: Numbers) -> None:
     """Adds what each slot reported to its client's numbers."""
-    clients = call.clients.reshape(-1).tolist()
-    for name, values in info.items():
-        for client, value in zip(clients, np.asarray(values).reshape(-1), strict=True):
-            if client >= 0:
-                numbers[client][name] = value
+    for client, own in _each(call, info):
+        numbers[client] |= own
 
 
 # -------------------------------------------------------------------------------- several processes
@@ -288,18 +286,17 @@ def _fetched(programs: Programs, state: State, order: list[int]) -> tuple[State,
         return state, order
     work = programs.num_train * programs.macs
     process = assign(order, work, state.home, processes.devices)
-    moving = [c for c, new in zip(order, process, strict=True) if state.home[c] not in (-1, new)]
     mine = [client for client, new in zip(order, process, strict=True) if new == processes.index]
-    for group in range(len(programs.architectures)):
-        members = [client for client in moving if programs.groups[client] == group]
-        # All calls have one size, so that each architecture compiles one program.
-        for first in range(0, len(members), MOVED_TOGETHER):
-            rows = np.full(MOVED_TOGETHER, -1)
-            rows[: len(members[first:])] = members[first : first + MOVED_TOGETHER]
-            here = np.where((rows >= 0) & (state.home[rows] == processes.index), rows, -1)
-            states = processes.move(store.read(group, here))
-            store.write(group, np.where(np.isin(rows, mine), rows, -1), states)
-            store.forget(here)
+    for client, new in zip(order, process, strict=True):
+        if state.home[client] in (-1, new):
+            continue
+        here = state.home[client] == processes.index
+        blank = jax.tree.map(np.zeros_like, store.start(int(programs.groups[client])))
+        moved = processes.move(store.state(client) if here else blank)
+        if here:
+            store.forget(client)
+        if new == processes.index:
+            store.write(client, moved)
     home = state.home.copy()
     home[order] = process
     store.changed[order] = True  # as in all other processes

@@ -77,9 +77,9 @@ class Buffers:
             states = self._compiled.take[group](buffer, np.maximum(rows, 0))
             for device, client in enumerate(clients):
                 if client >= 0:
-                    taken.append((group, client, _shard(states, device)))
-        for group, client, own in taken:
-            store.write(group, [client], jax.tree.map(np.asarray, own))
+                    taken.append((client, _shard(states, device)))
+        for client, own in taken:
+            store.write(client, own)
         self.release(call, buffer)
 
     def release(self, call: Call, buffer: Tree) -> None:

@@ -22,7 +22,7 @@ from pfedafm_jax.engine.visit import client_key
 from pfedafm_jax.methods.pfedafm import PFedAFM
 from pfedafm_jax.methods.standalone import private_model
 from pfedafm_jax.models import Architecture
-from pfedafm_jax.reference.plain import accuracy, columns, finite, weights, with_server, write
+from pfedafm_jax.reference.plain import accuracy, columns, finite, weights, with_server
 from pfedafm_jax.training import ORDER_KEY, LocalTraining, epoch_order
 
 Tree = Any
@@ -86,7 +86,7 @@ def run_round(
         # Evaluate between the phases, with the extractor received (end to end: the one trained).
         good = finite((params, report))
         client = {**client, **params["model"], "mix": params["mix"]} if good else client
-        write(state, k, client)
+        state.store.write(k, client)
         report |= accuracy(programs, k, client, {"shared_extractor": trained if good else received})
 
         # Phase 2: freeze the header, train the shared extractor.

@@ -64,7 +64,7 @@ def run_round(
         report = {name: float(value) for name, value in update.info.items()}
         report["finite"] = finite((update.client, update.upload, update.info))
         client = update.client if report["finite"] else client
-        write(state, k, client)
+        state.store.write(k, client)
         report |= accuracy(programs, k, client, server if update.view is None else update.view)
         if report["finite"]:
             sent[k] = [(update.upload, update.weight)]
@@ -75,7 +75,7 @@ def run_round(
             report |= {name: float(value) for name, value in update.info.items()}
             report["finite"] = finite((update.upload, update.info))
             if report["finite"] and OWN in client:
-                write(state, k, {**client, OWN: update.client[OWN]})
+                state.store.write(k, {**client, OWN: update.client[OWN]})
             if report["finite"]:
                 sent[k].append((update.upload, update.weight))
         reports.append(report)
@@ -185,12 +185,6 @@ def accuracy(programs: Programs, client: int, state: Tree, server: Tree) -> Repo
 def finite(tree: Tree) -> bool:
     """Whether all numbers of a tree are finite."""
     return all(bool(np.all(np.isfinite(leaf))) for leaf in jax.tree.leaves(jax.device_get(tree)))
-
-
-def write(state: State, client: int, new: Tree) -> None:
-    """Puts a client's state into the store."""
-    rows = jax.tree.map(lambda leaf: np.asarray(leaf)[None], new)
-    state.store.write(int(state.store.groups[client]), [client], rows)
 
 
 def with_server(state: State, server: Tree) -> State:
