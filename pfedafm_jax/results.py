@@ -212,7 +212,9 @@ def _signed(path: Path) -> dict[str, Any]:
 
 
 RENAMED = {"fedproto.judged": "evaluated_by"}  # settings of folders of before → now
-GONE = {"fd.leave_one_out": False}  # no setting any more, and the value that all runs now have
+# No settings any more, and the value that all runs now have.
+GONE = {"fd.leave_one_out": False, "pfedafm.mix_weight_decay": 0.0, "pfedafm.mix_relay": False}
+GONE |= {"pfedafm.leak_momentum": False, "pfedafm.send_header": False}
 
 
 def current(stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,12 +30,13 @@ from small import (
     states,
 )
 
-from pfedafm_jax import engine, export_client, load_client, load_run, models, reference, run
+from pfedafm_jax import engine, export_client, load_client, load_run, models, run
 from pfedafm_jax.engine import Together, build
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.models import describe, register_extractor
 from pfedafm_jax.networks import training
+from pfedafm_jax.reference import released
 from pfedafm_jax.statistics import OWN, statistics_of
 from pfedafm_jax.training import ClientData, cross_entropy, sgd, train
 
@@ -356,12 +357,9 @@ def test_a_run_is_resumed_opened_exported_and_joined(method, tmp_path):
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(newcomer.params))
 
 
-def test_the_released_codes_switches_are_refused_with_such_networks():
-    one = programs("pfedafm", "normed", aggregation="last")
-    with pytest.raises(
-        PfedafmError, match=r"architectures = 'normed' .* without BatchNorm or Drop"
-    ):
-        reference.start(one)
+def test_the_released_codes_method_is_refused_with_such_networks():
+    with pytest.raises(PfedafmError, match=r"architectures = 'normed' .* without BatchNorm or Dr"):
+        released.start(programs("pfedafm_released", "normed"))
 
 
 # ----------------------------------------------------------------------------- weights from elsewhere

@@ -169,9 +169,8 @@ def test_fresh_starts_over(make, settings, straight, folder):
     assert_same_run(again, folder, *straight)
 
 
-RELEASED = {"aggregation": "last", "pfedafm": {"mix_relay": True, "leak_momentum": True}}
 OTHERS = {name: {"method": name} for name in METHODS[1:]}
-OTHERS["released code"] = {**RELEASED, "same_start": False}
+OTHERS["released code"] = {"method": "pfedafm_released", "same_start": False}
 
 
 @pytest.mark.parametrize("name", slow_but(("standalone", "released code"), OTHERS))

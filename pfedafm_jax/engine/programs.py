@@ -85,7 +85,7 @@ class Programs:
     @cached_property
     def compiled(self) -> Compiled:
         """The compiled programs, shared with other runs of this form."""
-        assert not only_in_a_plain_loop(self.config), "these settings need `reference`"
+        assert not self.method.in_turn, "clients of this method are trained one after the other"
         return compiled(self.form)
 
     def compile(self) -> None:
@@ -198,13 +198,6 @@ def build(
         test_rows=_padded(partition.test, lockstep),
         lockstep=lockstep,
     )
-
-
-def only_in_a_plain_loop(config: Config) -> list[str]:
-    """Settings (of the released code) that make clients depend on one another: see `reference`."""
-    found = ["aggregation = 'last'"] if config.aggregation == "last" else []
-    found += [f"{config.method}.{name}" for name in getattr(config, config.method).chained]
-    return found
 
 
 def _padded(rows: Sequence[np.ndarray], tight: bool) -> np.ndarray:

@@ -155,9 +155,7 @@ def merged(pairs: list[tuple[dict, dict]]) -> list[dict]:
 
 
 def weights(programs: Programs, order: Sequence[int]) -> list[float]:
-    """Weights of the average: n_k; or 1; or 1 for the last participant alone (released code)."""
-    if programs.config.aggregation == "last":
-        return [0.0] * (len(order) - 1) + [1.0]
+    """Weights of the average: n_k, or 1."""
     if programs.config.aggregation in ("uniform", "median"):
         return [1.0] * len(order)
     return [float(programs.num_train[k]) for k in order]
