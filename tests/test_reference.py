@@ -196,11 +196,6 @@ def test_means_by_hand():
     mean = weighted_mean(list(zip([1.0, 3.0], trees, strict=True)), None)["a"]
     assert mean.tolist() == [2.5, 5.0]
     assert weighted_mean([], trees[0]) is trees[0]
-    sent = ((2.0, 1.0), (6.0, 3.0))
-    rows = [({"t": np.array([[a], [9.0]])}, {"t": np.array([n, 0.0])}) for a, n in sent]
-    np.testing.assert_array_equal(
-        plain.average("t", np.array([[0.0], [7.0]]), rows), [[5.0], [7.0]]
-    )
 
 
 def test_batches_cover_each_epoch_once_and_end_short(config, dataset, partition):
