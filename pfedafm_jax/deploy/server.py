@@ -311,7 +311,7 @@ def _summed(programs: Programs, order: list[int], sent: dict[int, Tree], togethe
         for client in call.clients.reshape(-1).tolist():
             if client >= 0:
                 place = np.int32(order.index(client))
-                totals = _add(programs.numbers, totals, *sent[client], place)
+                totals = _add(programs.method_on_devices, totals, *sent[client], place)
     return programs.devices.split(jax.tree.map(lambda leaf: np.asarray(leaf)[None], totals))
 
 

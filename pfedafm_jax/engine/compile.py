@@ -118,7 +118,7 @@ class Compiled(NamedTuple):
     place: tuple[Callable, ...]  # in lockstep, for each architecture, see `rows.py`
     take: tuple[Callable, ...]
     zeros: tuple[Totals, ...]  # zero totals for `train` and, if any, `shared`
-    numbers: tuple[str, ...]  # names of the numbers reported for each participant
+    reported: tuple[str, ...]  # names of the numbers reported for each participant
     shapes: Shapes
 
 
@@ -137,20 +137,21 @@ def init_server(method: Method, key: jax.Array) -> Server:
 @lru_cache(maxsize=KEPT)
 def compiled(form: Form) -> Compiled:
     """The programs for runs of this form; several are compiled at a time."""
-    shapes, found, numbers = shapes_of(form), {}, {}
+    shapes, found, reported = shapes_of(form), {}, {}
     # Tracing holds the GIL, compiling does not: trace one program while others compile.
     with ThreadPoolExecutor(max_workers=4) as pool:
         for name, program in traced(form, shapes):
             found.setdefault(name, []).append(pool.submit(program.compile))
             if name in ("train", "evaluate", "shared"):
-                numbers |= dict.fromkeys(program.out_info.info)
+                reported |= dict.fromkeys(program.out_info.info)
         done = {name: tuple(job.result() for job in jobs) for name, jobs in found.items()}
-    empty = [_zeros(_spread(form.devices, _runs(form, totals))) for totals in shapes.totals]
     return Compiled(
         **{name: done.get(name, ()) for name in ("train", "evaluate", "place", "take")},
         **{name: done.get(name, (None,))[0] for name in ("shared", "update", "sum")},
-        zeros=tuple(map(form.devices.split, empty)),
-        numbers=tuple(numbers),
+        zeros=tuple(
+            form.devices.zeros(form.devices.shapes(one)) for one in _runs(form, shapes.totals)
+        ),
+        reported=tuple(reported),
         shapes=shapes,
     )
 
@@ -225,8 +226,8 @@ def _programs(form: Form, shapes: Shapes) -> Iterator[tuple[str, Callable[[], An
             program = over_slots(work, architecture, form.step(share), form.lockstep, form.runs)
             donate = () if work is evaluate else (2,)  # trained states overwrite the old ones
             rows = form.runs * form.slots(share)
-            states, slots = (_spread(devices, one, rows) for one in (state, shapes.slot))
-            sums, trips = _spread(devices, _runs(form, totals)), _spread(devices, _shape())
+            states, slots = (devices.shapes(one, rows) for one in (state, shapes.slot))
+            sums, trips = devices.shapes(_runs(form, totals)), devices.shapes(_shape())
             arguments = common, sums, states, slots, trips
             with matmul_precision(form.precision):
                 return devices.lowered(program, arguments, (None, 0, 0, 0, 0), donate=donate)
@@ -245,8 +246,8 @@ def _programs(form: Form, shapes: Shapes) -> Iterator[tuple[str, Callable[[], An
     for number, architecture in enumerate(form.architectures) if form.lockstep else ():
         index = next(i for i, kind in enumerate(shapes.kinds) if number in kind.members)
         kind, wide = shapes.kinds[index], shapes.states[index]
-        buffer = _spread(devices, wide, form.runs * form.slots(form.share(kind)))
-        state, row = _spread(devices, shapes.starts[number]), _spread(devices, _shape())
+        buffer = devices.shapes(wide, form.runs * form.slots(form.share(kind)))
+        state, row = devices.shapes(shapes.starts[number]), devices.shapes(_shape())
         into = partial(place, kind, architecture), (buffer, state, row), (0, 0, 0)
         yield "place", partial(devices.lowered, *into, donate=(0,))
         out = partial(take, kind, architecture), (buffer, row), (0, 0)
@@ -279,7 +280,7 @@ def _programs(form: Form, shapes: Shapes) -> Iterator[tuple[str, Callable[[], An
     totals, drawn = _runs(form, (list(shapes.totals), _shape(form.num_participants)))
     arguments = common.method, common.server, totals, drawn, common.key, common.round
     yield "update", trace_update
-    yield "sum", partial(devices.lowered, sum_over_devices, (_spread(devices, totals),), (0,), None)
+    yield "sum", partial(devices.lowered, sum_over_devices, (devices.shapes(totals),), (0,), None)
 
 
 def _runs(form: Form, tree: Tree) -> Tree:
@@ -290,13 +291,3 @@ def _runs(form: Form, tree: Tree) -> Tree:
 
 def _shape(*shape: int, dtype: Any = np.int32) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype)
-
-
-def _spread(devices: Devices, tree: Tree, *rows: int) -> Tree:
-    """Shapes with leading axes of devices and, if given, of rows per device."""
-    front = (len(devices), *rows)
-    return jax.tree.map(lambda leaf: _shape(*front, *leaf.shape, dtype=leaf.dtype), tree)
-
-
-def _zeros(tree: Tree) -> Tree:
-    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), tree)

@@ -110,7 +110,7 @@ class Programs:
         return Buffers(self)
 
     @cached_property
-    def numbers(self) -> Method:
+    def method_on_devices(self) -> Method:
         """The method with its numbers on every device."""
         return self.devices.replicate(jax.tree.map(_number, self.method))
 
@@ -122,7 +122,8 @@ class Programs:
     def common(self, server: Server, t: int | np.ndarray) -> Common:
         """The arguments that all clients of round `t` share, on every device."""
         number = self.devices.replicate(np.asarray(t, np.int32))
-        return Common(self.numbers, self.images, self.labels, server, self.key_data, number)
+        method = self.method_on_devices
+        return Common(method, self.images, self.labels, server, self.key_data, number)
 
     @cached_property
     def predictions(self) -> list[str]:

@@ -18,7 +18,7 @@ from pfedafm_jax.settings import bad
 from pfedafm_jax.statistics import OWN
 
 Tree = Any
-Numbers = dict[int, dict[str, Any]]  # client → name → number
+Reports = dict[int, dict[str, Any]]  # client → name → number
 Parts = dict[int, tuple[float, int]]  # client → its weight, its index among its run's participants
 
 
@@ -78,13 +78,13 @@ def run_round(
     weights = {k: float(programs.num_train[k]) if by_samples else 1.0 for k in order}
     parts = {k: (weights[k], place) for run in runs for place, k in enumerate(run)}
     state, mine = _fetched(programs, state, order)
-    numbers: Numbers = {client: {} for client in mine}
-    totals = [_train(programs, state, t, mine, parts, numbers)]
+    reports: Reports = {client: {} for client in mine}
+    totals = [_train(programs, state, t, mine, parts, reports)]
     if programs.method.shared_parts:
-        parts = {client: parts[client] for client in mine if numbers[client]["finite"]}
-        totals.append(_train_shared(programs, state, t, parts, numbers))
+        parts = {client: parts[client] for client in mine if reports[client]["finite"]}
+        totals.append(_train_shared(programs, state, t, parts, reports))
     state = _averaged(programs, state, t, runs, totals)
-    return state, RoundResult(np.array(order, int), _collected(programs, order, numbers), dropped)
+    return state, RoundResult(np.array(order, int), _collected(programs, order, reports), dropped)
 
 
 def evaluate(
@@ -98,7 +98,7 @@ def evaluate(
     mine = [client for client in order if processes.count == 1 or home[client] == processes.index]
     common = programs.common(state.server, 0)
     pending: list[tuple[Call, dict[str, jax.Array]]] = []
-    numbers: Numbers = {client: {} for client in mine}
+    reports: Reports = {client: {} for client in mine}
     for call in calls_of(programs, mine, programs.num_test):
         states = _states(programs, state, call)
         arguments = states, _slots(programs, call, {}), call.trips
@@ -107,10 +107,10 @@ def evaluate(
             programs.buffers.release(call, states)
         pending.append((call, worked.info))
         if len(pending) > 1:  # at most two calls in memory, however many clients there are
-            _report(*pending.pop(0), numbers)
+            _report(*pending.pop(0), reports)
     for call, info in pending:
-        _report(call, info, numbers)
-    found = _collected(programs, order, numbers)
+        _report(call, info, reports)
+    found = _collected(programs, order, reports)
     return {name: values for name, values in found.items() if name.startswith("accuracy/")}
 
 
@@ -123,12 +123,12 @@ def _train(
     t: int | np.ndarray,
     clients: list[int],
     parts: Parts,
-    numbers: Numbers,
+    reports: Reports,
 ) -> Totals:
     """Trains and evaluates these clients.
 
     Returns:
-        The sums for the average. States go to the store, reports to `numbers`.
+        The sums for the average. States go to the store, reports to `reports`.
     """
     compiled, common = programs.compiled, programs.common(state.server, t)
     totals = compiled.zeros[0]
@@ -146,14 +146,14 @@ def _train(
         pending.append((call, worked.state, info))
         # In lockstep at most two calls are in progress: one computes while the next is copied.
         while programs.lockstep and len(pending) > 1:
-            _finish(programs, state, numbers, *pending.pop(0))
+            _finish(programs, state, reports, *pending.pop(0))
     for done in pending:
-        _finish(programs, state, numbers, *done)
+        _finish(programs, state, reports, *done)
     return totals
 
 
 def _finish(
-    programs: Programs, state: State, numbers: Numbers, call: Call, states: Tree, info: Tree
+    programs: Programs, state: State, reports: Reports, call: Call, states: Tree, info: Tree
 ) -> None:
     """Stores the new states and the reports of a call's clients."""
     if programs.lockstep:
@@ -161,11 +161,11 @@ def _finish(
     else:
         for client, own in _each(call, states):
             state.store.write(client, own)
-    _report(call, info, numbers)
+    _report(call, info, reports)
 
 
 def _train_shared(
-    programs: Programs, state: State, t: int | np.ndarray, parts: Parts, numbers: Numbers
+    programs: Programs, state: State, t: int | np.ndarray, parts: Parts, reports: Reports
 ) -> Totals:
     """The stage that all architectures share, for the clients in `parts`."""
     compiled, common = programs.compiled, programs.common(state.server, t)
@@ -178,7 +178,7 @@ def _train_shared(
         if OWN in worked.state:  # the clients' own statistics, see `statistics.py`
             for client, own in _each(call, {OWN: worked.state[OWN]}):
                 state.store.write(client, {**state.store.state(client), **own})
-        _report(call, worked.info, numbers)
+        _report(call, worked.info, reports)
     return totals
 
 
@@ -199,8 +199,8 @@ def _averaged(
     drawn = np.full((len(runs), config.num_participants), config.num_clients, np.int32)
     for row, own in zip(drawn, runs, strict=True):
         row[: len(own)] = np.array(own[: len(row)]) % config.num_clients  # in its own run
-    numbers = programs.devices.replicate(drawn if programs.runs > 1 else drawn[0])
-    arguments = common.method, common.server, summed, numbers, common.key, common.round
+    order = programs.devices.replicate(drawn if programs.runs > 1 else drawn[0])
+    arguments = common.method, common.server, summed, order, common.key, common.round
     server = programs.compiled.update(*arguments)
     jax.block_until_ready(server)  # collectives of two rounds must not overlap
     return state._replace(server=server)
@@ -270,10 +270,10 @@ def _each(call: Call, tree: Tree) -> Iterator[tuple[int, Tree]]:
         yield int(call.clients[device, slot]), own
 
 
-def _report(call: Call, info: dict[str, jax.Array], numbers: Numbers) -> None:
-    """Adds what each slot reported to its client's numbers."""
+def _report(call: Call, info: dict[str, jax.Array], reports: Reports) -> None:
+    """Adds what each slot reported to its client's reports."""
     for client, own in _each(call, info):
-        numbers[client] |= own
+        reports[client] |= own
 
 
 # -------------------------------------------------------------------------------- several processes
@@ -303,15 +303,15 @@ def _fetched(programs: Programs, state: State, order: list[int]) -> tuple[State,
     return state._replace(home=home), mine
 
 
-def _collected(programs: Programs, order: list[int], numbers: Numbers) -> dict[str, np.ndarray]:
+def _collected(programs: Programs, order: list[int], reports: Reports) -> dict[str, np.ndarray]:
     """Reports of all clients in `order`, gathered from their processes: name → `[clients]`."""
-    names: Sequence[str] = programs.compiled.numbers
+    names: Sequence[str] = programs.compiled.reported
     if programs.processes.count == 1:
-        names = [name for name in names if any(name in own for own in numbers.values())]
+        names = [name for name in names if any(name in own for own in reports.values())]
     missing = np.float32(np.nan)  # a client whose first stage was discarded has no second one
     table = np.zeros((len(names), len(order)), np.float32)
     for place, client in enumerate(order):
-        if client in numbers:
-            table[:, place] = [numbers[client].get(name, missing) for name in names]
+        if client in reports:
+            table[:, place] = [reports[client].get(name, missing) for name in names]
     rows = zip(names, programs.processes.sum(table), strict=True)
     return {name: row.astype(bool) if name == "finite" else row for name, row in rows}

@@ -98,12 +98,8 @@ class Buffers:
                 yield group, [c for _, c in pairs], np.array([row for row, _ in pairs], np.int32)
 
     def _empty(self, number: int) -> Tree:
-        front = (len(self._devices), self._slots[number])
         states = self._compiled.shapes.states[number]
-        shapes = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((*front, *leaf.shape), leaf.dtype), states
-        )
-        return self._devices.zeros(shapes)
+        return self._devices.zeros(self._devices.shapes(states, self._slots[number]))
 
     def _joined(self, group: int, states: list[Tree | None]) -> Tree:
         """One client's state per device as arrays `[devices, …]`; None is not copied again."""
