@@ -35,7 +35,6 @@ from pfedafm_jax.engine import (
     start,
 )
 from pfedafm_jax.engine.compile import TRACED, client_bytes, compiled, shapes_of, traced
-from pfedafm_jax.engine.schedule import Call
 from pfedafm_jax.errors import Interrupted, PfedafmError
 from pfedafm_jax.families import kinds_of, narrow, widen
 from pfedafm_jax.models import describe, register_extractor
@@ -108,18 +107,6 @@ def test_padding_changes_nothing_and_stays_zero():
         cut = narrow(kind, architecture, padded)
         assert_close(cut["local_extractor"], own, rtol=1e-4, atol=1e-6)
         assert same(widen(kind, architecture, cut), padded), "what was zero is not"
-
-
-def test_clients_come_back_from_their_rows_and_other_rows_stay():
-    programs = lockstep("standalone", devices=2, clients_per_step=3)
-    state, buffers = start(programs), programs.buffers
-    call = Call(0, np.array([[1, -1, 0], [2, -1, -1]]), np.ones(2, np.int32))
-    before = states(state)
-    buffer = buffers.load(call, state.store)
-    assert all(np.all(np.asarray(leaf)[:, 1] == 0) for leaf in jax.tree.leaves(buffer))
-    buffers.save(call, buffer, state.store)
-    assert same(states(state), before)
-    assert state.store.visited.tolist() == [True, True, True, False]
 
 
 def test_nothing_is_traced_in_a_second_round():
