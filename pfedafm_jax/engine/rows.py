@@ -79,7 +79,7 @@ class Buffers:
                 if client >= 0:
                     taken.append((client, _shard(states, device)))
         for client, own in taken:
-            store.write(client, own)
+            store.write(client, jax.tree.map(lambda leaf: np.asarray(leaf)[0], own))
         self.release(call, buffer)
 
     def release(self, call: Call, buffer: Tree) -> None:
