@@ -65,8 +65,13 @@ class Form(NamedTuple):
         """The shape of all images."""
         return self.architectures[0].stored(self.num_images)
 
-    def step(self, share: float = 1.0) -> int:
-        """Clients that a device trains at once, of this share of the participants."""
+    def share(self, kind: Kind | None) -> float:
+        """The share of the clients that are of this kind; None: of all."""
+        return len(kind.members) / len(self.architectures) if kind else 1.0
+
+    def step(self, kind: Kind | None = None) -> int:
+        """Clients of this kind, or of all, that a device trains at once."""
+        share = self.share(kind)
         if self.clients_per_step or not self.lockstep:
             return self.clients_per_step or 1
         # Twice the mean share of one kind of several, since the number drawn varies.
@@ -79,16 +84,12 @@ class Form(NamedTuple):
             most = min(most, int(room / (self.runs * client_bytes(self))))
         return max(1, most)
 
-    def slots(self, share: float = 1.0) -> int:
-        """Slots of a program on one device."""
-        size = self.step(share)
+    def slots(self, kind: Kind | None = None) -> int:
+        """Slots of a program on one device, for clients of this kind or of all."""
+        size, kinds = self.step(kind), round(1 / self.share(kind))
         if self.lockstep:
             return size
-        return slots_per_device(self.num_participants, round(1 / share), len(self.devices), size)
-
-    def share(self, kind: Kind) -> float:
-        """The share of the clients that are of this kind."""
-        return len(kind.members) / len(self.architectures)
+        return slots_per_device(self.num_participants, kinds, len(self.devices), size)
 
 
 class Shapes(NamedTuple):
@@ -220,12 +221,13 @@ def traced(form: Form, shapes: Shapes) -> Iterator[tuple[str, Any]]:
 def _programs(form: Form, shapes: Shapes) -> Iterator[tuple[str, Callable[[], Any]]]:
     devices, none = form.devices, Totals({}, {})
 
-    def stage(name: str, work: Stage, architecture, state: Tree, totals: Totals, share: float):
+    def stage(name: str, work: Stage, kind: Kind | None, state: Tree, totals: Totals):
         def trace() -> Any:
             TRACED[name] += 1
-            program = over_slots(work, architecture, form.step(share), form.lockstep, form.runs)
+            architecture = kind.architecture if kind else None
+            program = over_slots(work, architecture, form.step(kind), form.lockstep, form.runs)
             donate = () if work is evaluate else (2,)  # trained states overwrite the old ones
-            rows = form.runs * form.slots(share)
+            rows = form.runs * form.slots(kind)
             states, slots = (devices.shapes(one, rows) for one in (state, shapes.slot))
             sums, trips = devices.shapes(_runs(form, totals)), devices.shapes(_shape())
             arguments = common, sums, states, slots, trips
@@ -238,15 +240,14 @@ def _programs(form: Form, shapes: Shapes) -> Iterator[tuple[str, Callable[[], An
     if form.runs > 1:
         common = _runs(form, common)._replace(images=common.images, labels=common.labels)
     for kind, state in zip(shapes.kinds, shapes.states, strict=True):
-        about = kind.architecture, state
-        yield stage("train", work, *about, shapes.totals[0], form.share(kind))
-        yield stage("evaluate", evaluate, *about, none, form.share(kind))
+        yield stage("train", work, kind, state, shapes.totals[0])
+        yield stage("evaluate", evaluate, kind, state, none)
     if shapes.parts:
-        yield stage("shared", work, None, shapes.parts, shapes.totals[1], 1.0)
+        yield stage("shared", work, None, shapes.parts, shapes.totals[1])
     for number, architecture in enumerate(form.architectures) if form.lockstep else ():
         index = next(i for i, kind in enumerate(shapes.kinds) if number in kind.members)
         kind, wide = shapes.kinds[index], shapes.states[index]
-        buffer = devices.shapes(wide, form.runs * form.slots(form.share(kind)))
+        buffer = devices.shapes(wide, form.runs * form.slots(kind))
         state, row = devices.shapes(shapes.starts[number]), devices.shapes(_shape())
         into = partial(place, kind, architecture), (buffer, state, row), (0, 0, 0)
         yield "place", partial(devices.lowered, *into, donate=(0,))

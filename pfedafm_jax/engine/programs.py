@@ -95,7 +95,7 @@ class Programs:
     @property
     def clients_per_step(self) -> int:
         """Clients that a device trains at once (of the first kind, if there are several)."""
-        return self.form.step(self.form.share(shapes_of(self.form).kinds[0]))
+        return self.form.step(shapes_of(self.form).kinds[0])
 
     @cached_property
     def kinds(self) -> np.ndarray:

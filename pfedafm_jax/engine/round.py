@@ -214,15 +214,15 @@ def calls_of(
 ) -> list[Call]:
     """Calls that cover these clients, by kind or `together`, balanced by samples × model cost."""
     form, count = programs.form, programs.config.num_clients
-    shares = [1.0] if together else [form.share(kind) for kind in shapes_of(form).kinds]
+    kinds = [None] if together else shapes_of(form).kinds
     macs = float(programs.method.shared.macs) if together else programs.macs
     plan = partial(
         schedule,
         groups=np.zeros_like(programs.groups) if together else programs.kinds,
         work=samples * macs,
         num_devices=len(programs.devices),
-        clients_per_step=[form.step(share) for share in shares],
-        slots=[form.slots(share) for share in shares],
+        clients_per_step=[form.step(kind) for kind in kinds],
+        slots=[form.slots(kind) for kind in kinds],
     )
     runs = [[k for k in clients if k // count == run] for run in range(programs.runs)]
     return merged([plan(own) for own in runs])
