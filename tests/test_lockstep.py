@@ -4,6 +4,7 @@ to the loop."""
 import dataclasses
 import logging
 import signal
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -86,18 +87,22 @@ def test_padding_changes_nothing_and_stays_zero():
     names = [f"cnn{number}" for number in (2, 5)]
     narrow_ones = [describe(name, 10, (16, 16, 3), 20) for name in names]
     key = jax.random.key(0)
-    starts = [{"local_extractor": one.init_extractor(key)} for one in narrow_ones]
+    starts = [{"local_extractor": jax.jit(one.init_extractor)(key)} for one in narrow_ones]
     (kind,) = kinds_of(narrow_ones, starts)
     images, labels = jax.random.normal(key, (8, 16, 16, 3)), jnp.arange(8) % 10
     optimizer = sgd(lockstep().method.training)
 
-    def steps(architecture, params):
+    @partial(jax.jit, static_argnums=0)
+    def step(architecture, params, momenta):
         def loss(params):
             return cross_entropy(architecture.extract(params, images), labels, jnp.ones(8))
 
+        return optimizer.step(params, momenta, jax.grad(loss)(params))
+
+    def steps(architecture, params):
         momenta = optimizer.init(params)
         for _ in range(3):
-            params, momenta = optimizer.step(params, momenta, jax.grad(loss)(params))
+            params, momenta = step(architecture, params, momenta)
         return params
 
     for architecture, first in zip(narrow_ones, starts, strict=True):
