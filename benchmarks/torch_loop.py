@@ -230,7 +230,7 @@ class TorchLoop:
         own, model = self.config.pfedafm, client.model
         client.requires_grad_(True)
         self.shared.requires_grad_(self.released)
-        rates = {"lr": own.mix_learning_rate, "weight_decay": own.mix_weight_decay}
+        rates = {"lr": own.mix_learning_rate, "weight_decay": 0.0}
         optimizer = self._sgd([{"params": model}, {"params": [client.mix], **rates}])
         total, seen = torch.zeros(()), 0
         for images, labels, positions in batches:

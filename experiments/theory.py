@@ -188,9 +188,7 @@ def study(
     config: Config, data_dir: str | None = None, log: Callable[[str], None] = print
 ) -> dict[str, Any]:
     """Trains with the settings of `config` and measures on the way; returns JSON, see `outcome`."""
-    own = config.pfedafm
-    strange = own.training != "iterative" or own.mix_relay or own.leak_momentum
-    if config.method != "pfedafm" or strange:
+    if config.method != "pfedafm" or config.pfedafm.training != "iterative":
         raise bad("method", config.method, "pfedafm with iterative training, as in the paper")
     experiment = Experiment(config, data_dir=data_dir, log=log)
     programs, rounds, running = experiment.programs, [], experiment.rounds()

@@ -128,8 +128,10 @@ class Checkpoints:
         for part in manifest["parts"]:
             sizes.append(0)
             for group, clients, states in files.read_clients(self.folder / name_of(part)):
-                mine = np.where((clients >= 0) & (kept[clients] == self._index), clients, -1)
-                store.write(group, mine, files.fitted(store.start(group), states, len(clients)))
+                states = files.fitted(store.start(group), states, len(clients))
+                for row, client in enumerate(clients.tolist()):
+                    if client >= 0 and kept[client] == self._index:
+                        store.write(client, jax.tree.map(lambda leaf, row=row: leaf[row], states))
                 clients = clients[clients >= 0]
                 sizes[-1] += len(clients)
                 if self._processes:

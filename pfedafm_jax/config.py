@@ -131,9 +131,9 @@ class Training:
     """SGD weight decay."""
     clip_norm: Positive = 50.0
     """Gradients of each network are clipped to this global norm."""
-    aggregation: Literal["samples", "uniform", "median", "last"] = "samples"
+    aggregation: Literal["samples", "uniform", "median"] = "samples"
     """How uploads become one. An average, weighted by samples: n_k (the paper); uniform: all equal;
-    median: of each number the median; last: the last participant's alone (released code)."""
+    median: of each number the median."""
     statistics: Literal["private", "averaged"] = "private"
     """Running statistics (BatchNorm) of networks that clients share: each client's own, or averaged
     like weights. BatchNorm's scale and bias are weights."""

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pfedafm_jax import engine, kernels, reference
+from pfedafm_jax import engine, kernels
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition, load_dataset, make_partition
 from pfedafm_jax.engine import Devices, RoundResult, State, build
 from pfedafm_jax.errors import START_OVER, PfedafmError
 from pfedafm_jax.files import own_version
 from pfedafm_jax.records import FORMAT, Record, Summary, mean, summarize
+from pfedafm_jax.reference import released
 from pfedafm_jax.results import Run, per_round
 
 
@@ -93,7 +94,7 @@ class Experiment:
         self.partition.check(len(self.dataset.images), config.num_clients)
         self.kernels = kernels.choose(config.kernels, log)  # before anything is traced
         self.programs = build(config, self.dataset, self.partition, devices)
-        self._loop = reference if reference.needed(config) else engine
+        self._loop = released if self.programs.method.in_turn else engine
         self.state = self._loop.start(self.programs)
         self.records: list[Record] = []
         self.reports = _reports([], {})

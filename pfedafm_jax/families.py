@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pfedafm_jax.models import Architecture, measured
+from pfedafm_jax.models import Architecture
 
 Tree = Any
 
@@ -65,7 +65,7 @@ def _widest(members: Sequence[Architecture]) -> Architecture | None:
         return None
     name = "+".join(one.name for one in members)
     sizes = first.image_shape, first.feature_size, first.num_classes, first.dtype
-    return measured(name, module, first.header, *sizes)
+    return Architecture(name, module, first.header, *sizes)
 
 
 def _shapes(tree: Tree) -> list[tuple]:

@@ -9,7 +9,7 @@ header is FC3.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -184,13 +184,7 @@ class Architecture:
     image_shape: tuple[int, ...]
     feature_size: int
     num_classes: int
-    extractor_params: int
-    header_params: int
-    extractor_macs: int  # multiply-adds of the paper's layers for one image, forward
-    header_macs: int
     dtype: str = "uint8"  # of the data: uint8 pixels, float32 features, int32 token ids
-    statistics: int = 0  # numbers of BatchNorm and the like, beside the parameters
-    random: bool = False  # whether it needs a key in training, as dropout does
     pretrained: str = ""  # digest of the weights it starts from
 
     def stored(self, count: Any) -> jax.ShapeDtypeStruct:
@@ -198,8 +192,9 @@ class Architecture:
         return jax.ShapeDtypeStruct((count, *self.image_shape), jnp.dtype(self.dtype))
 
     def inputs(self, count: int) -> jax.ShapeDtypeStruct:
-        """So many samples as the network gets them."""
-        return inputs_of(self.image_shape, self.dtype, count)
+        """So many samples as the network gets them: floats, but for token ids."""
+        kind = jnp.int32 if self.dtype == "int32" else jnp.float32
+        return jax.ShapeDtypeStruct((count, *self.image_shape), kind)
 
     def extract(self, params: Params, images: jax.Array) -> jax.Array:
         with fast_layers():
@@ -219,16 +214,50 @@ class Architecture:
     def init_header(self, key: jax.Array) -> Params:
         return self.header.init(key, jnp.zeros((1, self.feature_size)))["params"]
 
+    @cached_property
+    def _shapes(self) -> Params:
+        """Shapes of the extractor's parameters and statistics."""
+        start = partial(networks.init, self.extractor)
+        return networks.joined(jax.eval_shape(start, jax.random.key(0), self.inputs(1)))
+
+    @cached_property
+    def extractor_params(self) -> int:
+        """Parameters of the extractor."""
+        return _count(without_statistics(self._shapes))
+
+    @cached_property
+    def statistics(self) -> int:
+        """Numbers of BatchNorm and the like, beside the parameters."""
+        return _count(statistics_of(self._shapes))
+
+    @cached_property
+    def random(self) -> bool:
+        """Whether it needs a key in training, as dropout does."""
+        return networks.is_random(self.extractor, self._shapes, self.inputs(1))
+
+    @cached_property
+    def extractor_macs(self) -> int:
+        """Multiply-adds for one image, forward: by formula for the paper's CNNs, else XLA's count."""
+        if isinstance(self.extractor, CNN):
+            macs, (height, width) = 0, self.image_shape[:2]
+            size = {name: math.prod(layer["kernel"].shape) for name, layer in self._shapes.items()}
+            for layer in ("conv1", "conv2"):
+                macs += (height - 4) * (width - 4) * size[layer]
+                height, width = (height - 4) // 2, (width - 4) // 2
+            return macs + size["fc1"] + size["fc2"]
+        program = jax.jit(partial(networks.run, self.extractor, random=False))
+        lowered = program.lower(self._shapes, self.inputs(1))
+        return int((lowered.cost_analysis() or {}).get("flops", 0)) // 2
+
     @property
-    def activations(self) -> int:
-        """Inputs and outputs of all products for one image, in numbers: what a gradient keeps."""
-        params = jax.eval_shape(self.init_extractor, jax.random.key(0))
+    def header_params(self) -> int:
+        """Parameters of the header."""
+        return (self.feature_size + 1) * self.num_classes
 
-        def count(batch: int) -> int:
-            images = self.inputs(batch)
-            return _in_products(jax.make_jaxpr(self.extract)(params, images).jaxpr)
-
-        return count(2) - count(1)
+    @property
+    def header_macs(self) -> int:
+        """Multiply-adds of the header for one image."""
+        return self.feature_size * self.num_classes
 
     @property
     def params(self) -> int:
@@ -240,11 +269,16 @@ class Architecture:
         """Multiply-adds of one image through extractor and header."""
         return self.extractor_macs + self.header_macs
 
+    @cached_property
+    def activations(self) -> int:
+        """Inputs and outputs of all products for one image, in numbers: what a gradient keeps."""
 
-def inputs_of(image_shape: tuple[int, ...], dtype: str, count: int = 1) -> jax.ShapeDtypeStruct:
-    """Data of this shape and type as networks get them: floats, but for token ids."""
-    kind = jnp.int32 if dtype == "int32" else jnp.float32
-    return jax.ShapeDtypeStruct((count, *image_shape), kind)
+        def count(batch: int) -> int:
+            return _in_products(
+                jax.make_jaxpr(self.extract)(self._shapes, self.inputs(batch)).jaxpr
+            )
+
+        return count(2) - count(1)
 
 
 def _count(tree: Any) -> int:
@@ -265,18 +299,6 @@ def _in_products(jaxpr: Any) -> int:
     return total
 
 
-def _extractor_macs(extractor: nn.Module, params: Params, images: jax.ShapeDtypeStruct) -> int:
-    """Multiply-adds for one image: by formula for the paper's CNNs, else XLA's count."""
-    if isinstance(extractor, CNN):
-        macs, (height, width) = 0, images.shape[1:3]
-        for layer in ("conv1", "conv2"):
-            macs += (height - 4) * (width - 4) * math.prod(params[layer]["kernel"].shape)
-            height, width = (height - 4) // 2, (width - 4) // 2
-        return macs + sum(math.prod(params[layer]["kernel"].shape) for layer in ("fc1", "fc2"))
-    program = jax.jit(partial(networks.run, extractor, random=False))
-    return int((program.lower(params, images).cost_analysis() or {}).get("flops", 0)) // 2
-
-
 @lru_cache(maxsize=256)
 def describe(
     name: str,
@@ -286,8 +308,8 @@ def describe(
     initialisation: str = "torch",
     dtype: str = "uint8",
 ) -> Architecture:
-    """The architecture registered under `name`, checked and measured for data of this shape and
-    type: uint8 pixels, float32 features or int32 token ids.
+    """The architecture registered under `name`, checked for data of this shape and type: uint8
+    pixels, float32 features or int32 token ids.
 
     >>> describe("cnn1", num_classes=10).params
     2621558
@@ -295,12 +317,12 @@ def describe(
     if name not in _EXTRACTORS:
         raise bad("architecture", name, known(name, _EXTRACTORS))
     extractor = _EXTRACTORS[name](features=feature_size, initialisation=initialisation)
-    images = inputs_of(image_shape, dtype)
     header = nn.Dense(num_classes, **initialisers(initialisation, feature_size))
+    about = image_shape, feature_size, num_classes, dtype, _PRETRAINED.get(name, "")
+    found = Architecture(name, extractor, header, *about)
     try:
-        networks.check(extractor, images, feature_size)
-        about = image_shape, feature_size, num_classes, dtype, _PRETRAINED.get(name, "")
-        found = measured(name, extractor, header, *about)
+        networks.check(extractor, found.inputs(1), feature_size)
+        _ = found.random  # raises if it cannot be trained
         jax.eval_shape(found.init_extractor, jax.random.key(0))  # with its pretrained weights
         return found
     except PfedafmError as error:
@@ -309,38 +331,6 @@ def describe(
         what = "images" if dtype == "uint8" else f"{dtype} data"
         problem = f"does not accept {what} of shape {image_shape}: {error}"
         raise PfedafmError(f"architecture {name!r} {problem}") from error
-
-
-def measured(
-    name: str,
-    extractor: nn.Module,
-    header: nn.Module,
-    image_shape: tuple[int, ...],
-    feature_size: int,
-    num_classes: int,
-    dtype: str = "uint8",
-    pretrained: str = "",
-) -> Architecture:
-    """An architecture with its sizes and multiply-adds."""
-    images = inputs_of(image_shape, dtype)
-    start = partial(networks.init, extractor)
-    params = networks.joined(jax.eval_shape(start, jax.random.key(0), images))
-    return Architecture(
-        name=name,
-        extractor=extractor,
-        header=header,
-        image_shape=image_shape,
-        feature_size=feature_size,
-        num_classes=num_classes,
-        extractor_params=_count(without_statistics(params)),
-        header_params=(feature_size + 1) * num_classes,
-        extractor_macs=_extractor_macs(extractor, params, images),
-        header_macs=feature_size * num_classes,
-        dtype=dtype,
-        statistics=_count(statistics_of(params)),
-        random=networks.is_random(extractor, params, images),
-        pretrained=pretrained,
-    )
 
 
 register_extractor("resnet_small", ResNet())

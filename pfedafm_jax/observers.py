@@ -65,7 +65,8 @@ def observed(experiment: Experiment, record: Record) -> Observation:
     # With several processes a participant's state may be in another one.
     store, alone = experiment.state.store, experiment.programs.processes.count == 1
     if record is experiment.records[-1] and alone and "mix" in store.start(0) and len(rows):
-        found["vectors/mix"] = store.read_parts(("mix",), record.participants)["mix"]
+        drawn = [store.state(client, ["mix"])["mix"] for client in record.participants]
+        found["vectors/mix"] = np.stack(drawn)
     return Observation(record, found)
 
 

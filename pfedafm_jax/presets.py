@@ -19,8 +19,8 @@ def presets() -> dict[str, dict[str, Any]]:
 def with_preset(config: Config, preset: str) -> Config:
     """`config` with a preset applied.
 
-    >>> with_preset(Config(), "authors_code").aggregation
-    'last'
+    >>> with_preset(Config(), "authors_code").method
+    'pfedafm_released'
     """
     if preset not in presets():
         raise bad("preset", preset, known(preset, presets()))
@@ -32,7 +32,7 @@ def with_preset(config: Config, preset: str) -> Config:
     own = {
         "normalisation": "imagenet" if config.dataset == "cifar10" else "dataset",
         "shared_extractor": "cnn1" if alone else "cnn5",
-        "pfedafm": {"mix_learning_rate": 0.1 if alone else 0.01},
+        "pfedafm_released": {"mix_learning_rate": 0.1 if alone else 0.01},
     }
     return updated(new, own)
 

@@ -63,11 +63,6 @@ class MethodSettings:
         """Whether the rounds of a run would be others if it had more of them."""
         return False
 
-    @property
-    def chained(self) -> list[str]:
-        """Settings given that make a client depend on the one before it."""
-        return []
-
     def __init_subclass__(cls):
         register(cls, numbers)
 

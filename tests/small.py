@@ -109,11 +109,11 @@ def start(programs: Programs):
     return states(state), jax.device_get(state.server)
 
 
-def play(programs: Programs, *rounds, loop=engine):
+def play(programs: Programs, *rounds):
     """(clients' states, server, numbers of each round) after rounds with these participants."""
-    state, info = loop.start(programs), []
+    state, info = engine.start(programs), []
     for number, participants in enumerate(rounds):
-        state, result = loop.run_round(programs, state, number, participants)
+        state, result = engine.run_round(programs, state, number, participants)
         info.append(result.info)
     return states(state), jax.device_get(state.server), info
 

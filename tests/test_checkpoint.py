@@ -32,11 +32,8 @@ def make_store(num_clients: int = 20) -> ClientStore:
 def visit(store: ClientStore, number: int, clients) -> None:
     """Client c is left with values that tell of it and of the round."""
     for client in clients:
-        group, value = int(store.groups[client]), 1000 * number + client
-        row = jax.tree.map(
-            lambda leaf, v=value: np.full((1, *leaf.shape), v, leaf.dtype), start(group)
-        )
-        store.write(group, [client], row)
+        value, first = 1000 * number + client, start(int(store.groups[client]))
+        store.write(client, jax.tree.map(lambda leaf, v=value: np.full_like(leaf, v), first))
 
 
 def server_of(number: int) -> dict:

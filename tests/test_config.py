@@ -221,16 +221,16 @@ def test_a_broken_or_missing_file_is_named(tmp_path, content):
 
 def test_the_released_code_as_a_preset():
     config = with_preset(Config(), "authors_code").check()
-    own = config.pfedafm
-    found = config.protocol, config.aggregation, config.normalisation
-    assert found == ("authors", "last", "imagenet")
+    own = config.pfedafm_released
+    found = config.method, config.protocol, config.normalisation
+    assert found == ("pfedafm_released", "authors", "imagenet")
     assert (config.batch_size, config.local_epochs, config.rounds) == (512, 10, 500)
     assert config.flip and config.erase and config.crop
-    assert own.mix_relay and own.leak_momentum and own.send_header
+    assert own.mix_relay and own.leak_momentum and own.last_alone and own.send_header
     assert (own.mix_learning_rate, own.mix_weight_decay) == (0.01, 1e-3)
     assert config.shared_extractor == "cnn5"
     one = with_preset(Config(architectures=("cnn1",), dataset="cifar100"), "authors_code")
-    found = one.shared_extractor, one.pfedafm.mix_learning_rate, one.normalisation
+    found = one.shared_extractor, one.pfedafm_released.mix_learning_rate, one.normalisation
     assert found == ("cnn1", 0.1, "dataset")
 
 

@@ -22,14 +22,6 @@ PARAMS = {
 MACS = (4.826, 3.386, 3.526, 3.266, 2.876)  # millions, 10 classes
 
 
-@pytest.fixture
-def registry(monkeypatch):
-    """Names registered in a test are gone after it."""
-    monkeypatch.setattr(models, "_EXTRACTORS", dict(models._EXTRACTORS))
-    yield
-    describe.cache_clear()
-
-
 @pytest.mark.parametrize("index", range(5))
 def test_parameters_and_multiply_adds(index):
     for num_classes in (10, 100):
@@ -107,7 +99,7 @@ class Flat(nn.Module):
         return nn.Dense(self.width)(images.reshape(images.shape[0], -1))
 
 
-def test_another_width_gets_a_linear_layer_and_the_right_one_none(registry):
+def test_another_width_gets_a_linear_layer_and_the_right_one_none(registered):
     register_extractor("flat", Flat(7))
     found = describe("flat", 4, (8, 8, 3), 12)
     assert found.extractor_params == (192 * 7 + 7) + (7 * 12 + 12)
@@ -130,7 +122,7 @@ def test_images_that_do_not_fit_are_named():
         describe("cnn1", 10, (8, 8, 3))
 
 
-def test_a_module_that_gives_no_vectors_is_refused(registry):
+def test_a_module_that_gives_no_vectors_is_refused(registered):
     class Image(nn.Module):
         features: int = 3
 
@@ -153,7 +145,7 @@ def test_a_module_that_gives_no_vectors_is_refused(registry):
         (lambda images: images.reshape(1, -1)[:, :12], "has no parameters"),
     ],
 )
-def test_what_cannot_be_trained_on_is_named(registry, returned, said, width):
+def test_what_cannot_be_trained_on_is_named(registered, returned, said, width):
     class Known(nn.Module):
         features: int = 12
 
@@ -169,7 +161,7 @@ def test_what_cannot_be_trained_on_is_named(registry, returned, said, width):
         describe("odd", 4, (8, 8, 3), 12)
 
 
-def test_bad_names_are_refused(registry):
+def test_bad_names_are_refused(registered):
     with pytest.raises(PfedafmError, match=r"my net"):
         register_extractor("my net", Flat())
     with pytest.raises(PfedafmError, match=r"architecture = 'cnn9' .*cnn1"):

@@ -1,20 +1,15 @@
-"""Networks of all kinds: BatchNorm's statistics, dropout, NNX, weights from elsewhere."""
+"""Networks of all kinds: BatchNorm's statistics, dropout, NNX."""
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import chex
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
-from flax.traverse_util import flatten_dict
-from safetensors.numpy import save_file
+from nets import HIDDEN, IMAGE, MEAN, PIXELS, VAR, model_of, network, programs
 from small import (
-    CLASSES,
     METHODS,
     SIZES,
     TRAINING,
@@ -30,88 +25,14 @@ from small import (
     states,
 )
 
-from pfedafm_jax import engine, export_client, load_client, load_run, models, reference, run
-from pfedafm_jax.engine import Together, build
+from pfedafm_jax import engine, export_client, load_client, load_run, run
+from pfedafm_jax.engine import Together
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.models import describe, register_extractor
 from pfedafm_jax.networks import training
+from pfedafm_jax.reference import released
 from pfedafm_jax.statistics import OWN, statistics_of
 from pfedafm_jax.training import ClientData, cross_entropy, sgd, train
-
-PIXELS, HIDDEN, IMAGE = 9, 5, (3, 3, 1)
-MEAN, VAR = (f"batch_stats.extractor.BatchNorm_0.{name}" for name in ("mean", "var"))
-
-
-class Normed(nn.Module):
-    """BatchNorm after one dense layer, dropout before the next."""
-
-    hidden: int = HIDDEN
-    rate: float = 0.0
-    momentum: float = 0.8
-
-    @nn.compact
-    def __call__(self, images):
-        hidden = nn.Dense(self.hidden)(images.reshape(images.shape[0], -1))
-        hidden = nn.relu(nn.BatchNorm(momentum=self.momentum)(hidden))
-        return nn.relu(nn.Dense(4)(nn.Dropout(self.rate)(hidden)))
-
-
-class NormedNNX(nnx.Module):
-    """The same."""
-
-    def __init__(self, rate=0.0, *, rngs):
-        self.first = nnx.Linear(PIXELS, HIDDEN, rngs=rngs)
-        self.norm = nnx.BatchNorm(HIDDEN, momentum=0.8, rngs=rngs)
-        self.dropout = nnx.Dropout(rate, rngs=rngs)
-        self.second = nnx.Linear(HIDDEN, 4, rngs=rngs)
-
-    def __call__(self, images):
-        hidden = self.norm(self.first(images.reshape(images.shape[0], -1)))
-        return nnx.relu(self.second(self.dropout(nnx.relu(hidden))))
-
-
-class Flagged(nn.Module):
-    """The same with Flax's usual flag, in a family of widths."""
-
-    hidden: int = HIDDEN
-    features: int = WIDTH
-
-    @nn.compact
-    def __call__(self, images, train: bool):
-        hidden = nn.Dense(self.hidden)(images.reshape(images.shape[0], -1))
-        norm = nn.BatchNorm(use_running_average=not train, momentum=0.8)
-        return nn.relu(nn.Dense(self.features)(nn.relu(norm(hidden))))
-
-    @staticmethod
-    def widest(modules):
-        return modules[0].clone(hidden=max(one.hidden for one in modules))
-
-
-register_extractor("normed", Normed())
-register_extractor("dropped", Normed(rate=0.5))
-register_extractor("nnx_normed", NormedNNX)
-register_extractor("nnx_dropped", partial(NormedNNX, rate=0.5))
-register_extractor("flagged", Flagged())
-register_extractor("flagged_wide", Flagged(hidden=8))
-
-
-@pytest.fixture
-def registry(monkeypatch):
-    """Names registered in a test are gone after it."""
-    monkeypatch.setattr(models, "_EXTRACTORS", dict(models._EXTRACTORS))
-    yield
-    describe.cache_clear()
-
-
-def programs(method, network="dropped", **changes):
-    networks = {"architectures": (network,), "shared_extractor": network}
-    return build(small_config(method, **(networks | changes)), *small_data())
-
-
-def network(name):
-    return describe(name, CLASSES, IMAGE, WIDTH)
-
 
 # ------------------------------------------------------------------------------------------ a step
 
@@ -135,14 +56,6 @@ def steps(one, model, images, labels, batch_size=4, seeds=(0,), **settings):
 
     found = [trained(model, jax.random.key(seed)) for seed in seeds]
     return found[0] if len(found) == 1 else found
-
-
-def model_of(one, seed=0):
-    @jax.jit
-    def made(keys):
-        return {"extractor": one.init_extractor(keys[0]), "header": one.init_header(keys[1])}
-
-    return made(jax.random.split(jax.random.key(seed)))
 
 
 def three():
@@ -356,126 +269,6 @@ def test_a_run_is_resumed_opened_exported_and_joined(method, tmp_path):
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(newcomer.params))
 
 
-def test_the_released_codes_switches_are_refused_with_such_networks():
-    one = programs("pfedafm", "normed", aggregation="last")
-    with pytest.raises(
-        PfedafmError, match=r"architectures = 'normed' .* without BatchNorm or Drop"
-    ):
-        reference.start(one)
-
-
-# ----------------------------------------------------------------------------- weights from elsewhere
-
-
-def test_pretrained_weights_arrive(registry, tmp_path):
-    weights = jax.tree.map(np.asarray, model_of(network("normed"), 7)["extractor"])
-    statistics = {"BatchNorm_0": {"mean": np.full(HIDDEN, 2.0), "var": np.full(HIDDEN, 3.0)}}
-    variables = {"params": weights["extractor"], "batch_stats": statistics}
-    flat: dict[Any, Any] = flatten_dict(variables)
-    named: dict[str, Any] = {".".join(path): np.float32(leaf) for path, leaf in flat.items()}
-    save_file(named, tmp_path / "weights.safetensors")
-    module = NormedNNX(rngs=nnx.Rngs(3))
-    sources = {
-        "tree": (Normed(), variables),
-        "file": (Normed(), tmp_path / "weights.safetensors"),
-        "nnx": (NormedNNX, nnx.state(module)),
-        "made": (NormedNNX, module),
-    }
-    for name, (extractor, source) in sources.items():
-        register_extractor(f"from_{name}", extractor, pretrained=source)
-        found = jax.jit(network(f"from_{name}").init_extractor)(jax.random.key(0))
-        inner, own = found["extractor"], found["batch_stats"]["extractor"]
-        if extractor is NormedNNX:
-            assert same(inner["first"]["kernel"], module.first.kernel[...])
-            assert same(own["norm"]["var"], np.ones(HIDDEN))
-        else:
-            assert same(inner, weights["extractor"])
-            assert same(own, jax.tree.map(np.float32, statistics))
-        assert not same(found["match"], weights["match"])  # the added layer is drawn as ever
-    (client, *_), server = start(programs("pfedafm", "from_file"))
-    assert same(client["local_extractor"]["extractor"], weights["extractor"])
-    assert same(client[OWN][f"shared_extractor.{MEAN}"], np.full(HIDDEN, 2.0, np.float32))
-    assert same(statistics_of(server), client[OWN])
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"Dense_0": None}, r"they lack Dense_0\.bias, lack Dense_0\.kernel$"),
-        ({"Dense_9": {"kernel": np.ones(2)}}, r"they have Dense_9\.kernel, which it lacks"),
-        ({"Dense_1": {"kernel": np.ones((4, 5)), "bias": np.ones(4)}},
-         r"they have Dense_1\.kernel \[4, 5\] instead of \[5, 4\]"),
-        ({"batch_stats": {}}, r"they lack batch_stats\.BatchNorm_0\.mean"),
-    ],
-)  # fmt: skip
-def test_pretrained_weights_that_do_not_fit_are_refused(registry, change, said):
-    whole = jax.tree.map(np.asarray, model_of(network("normed"))["extractor"])
-    tree = {**whole["extractor"], "batch_stats": whole["batch_stats"]["extractor"], **change}
-    register_extractor("wrong", Normed(), pretrained=tree)
-    with pytest.raises(PfedafmError, match=f"'wrong' cannot start from these weights: {said}"):
-        network("wrong")
-
-
-def test_a_file_that_holds_no_weights_is_named(registry, tmp_path):
-    (tmp_path / "other.safetensors").write_bytes(b"nothing of the kind")
-    for name in ("other", "absent"):
-        with pytest.raises(PfedafmError, match=f"{name}.safetensors"):
-            register_extractor("wrong", Normed(), pretrained=tmp_path / f"{name}.safetensors")
-
-
-# ---------------------------------------------------------------------------------- what is refused
-
-
-class Folded(nn.Module):
-    """Normalises pixels, whose first axis is not the batch."""
-
-    @nn.compact
-    def __call__(self, images):
-        pixels = nn.BatchNorm()(images.reshape(-1, 1))
-        return nn.Dense(4)(pixels.reshape(images.shape[0], -1))
-
-
-class Always(nn.Module):
-    @nn.compact
-    def __call__(self, images):
-        hidden = nn.Dense(4)(images.reshape(images.shape[0], -1))
-        return nn.BatchNorm(use_running_average=False)(hidden)
-
-
-class Counting(nn.Module):
-    @nn.compact
-    def __call__(self, images):
-        self.variable("counts", "calls", lambda: jnp.zeros(()))
-        return nn.Dense(4)(images.reshape(images.shape[0], -1))
-
-
-class CountingNNX(nnx.Module):
-    def __init__(self, *, rngs):
-        self.layer, self.calls = nnx.Linear(PIXELS, 4, rngs=rngs), nnx.Variable(jnp.zeros(()))
-
-    def __call__(self, images):
-        return self.layer(images.reshape(images.shape[0], -1))
-
-
-@pytest.mark.parametrize(
-    ("extractor", "said"),
-    [
-        (Folded(), r"normalises \(18, 1\) over a batch of 2"),
-        (Always(), "changes its statistics in evaluation, too"),
-        (Counting(), r"carries state besides parameters and batch_stats \(counts\)"),
-        (CountingNNX, r"carries state besides parameters and batch_stats \(other\)"),
-        (lambda rngs: rngs, "is made by a function that gives Rngs, no module"),
-    ],
-)
-def test_networks_that_cannot_be_trained_here_say_why(registry, extractor, said):
-    register_extractor("wrong", extractor)
-    with pytest.raises(PfedafmError, match=f"architecture 'wrong' {said}"):
-        network("wrong")
-
-
-@pytest.mark.parametrize("extractor", [Normed, NormedNNX(rngs=nnx.Rngs(0)), 3])
-def test_what_is_no_network_is_refused(registry, extractor):
-    with pytest.raises(
-        PfedafmError, match=r"of Linen made, MyModule\(\); of NNX a class or a func"
-    ):
-        register_extractor("wrong", extractor)
+def test_the_released_codes_method_is_refused_with_such_networks():
+    with pytest.raises(PfedafmError, match=r"architectures = 'normed' .* without BatchNorm or Dr"):
+        released.start(programs("pfedafm_released", "normed"))

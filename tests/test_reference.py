@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from small import slow_but, states
 
-from pfedafm_jax import engine, reference
+from pfedafm_jax import engine
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.engine import build
-from pfedafm_jax.presets import with_preset
-from pfedafm_jax.reference import algorithm1
+from pfedafm_jax.reference import algorithm1, plain, released
 from pfedafm_jax.reference.algorithm1 import (
     Batch,
     batches,
@@ -24,19 +23,23 @@ from pfedafm_jax.reference.algorithm1 import (
     sgd,
     weighted_mean,
 )
-from pfedafm_jax.reference.plain import average, weights
 
 
-def changed(config: Config, **values) -> Config:
+def changed(config: Config, method="pfedafm", **values) -> Config:
     """`config` with some settings changed; those of pFedAFM by their names too."""
-    own = {f.name for f in dataclasses.fields(config.pfedafm)}
+    own = {f.name for f in dataclasses.fields(getattr(config, method))}
     mine = {name: values.pop(name) for name in list(values) if name in own}
-    return updated(config, {"pfedafm": mine, **values})
+    return updated(config, {"method": method, method: mine, **values})
+
+
+# As released, with nothing of what the released code has instead of the paper's.
+AS_IN_THE_PAPER = {"method": "pfedafm_released", "mix_relay": False, "leak_momentum": False,
+                   "last_alone": False, "mix_weight_decay": 0.0, "mix_learning_rate": 1.0}  # fmt: skip
 
 
 def play(loop, programs, draws, state=None):
     """(state, results) after rounds of the engine, or of a plain loop."""
-    state, results = state or loop.start(programs), []
+    state, results = state or engine.start(programs), []
     for t, participants in enumerate(draws):
         state, result = loop.run_round(programs, state, t, participants)
         results.append(result)
@@ -45,7 +48,7 @@ def play(loop, programs, draws, state=None):
 
 # One architecture where two would show no more: it is compiled in half the time.
 ONE = {"architectures": ("small_b",)}
-MIX = {"mix_scalar": True, "mix_project": False, "mix_learning_rate": 0.1, "mix_weight_decay": 0.1}
+MIX = {"mix_scalar": True, "mix_project": False, "mix_learning_rate": 0.1}
 SETTINGS = {
     "paper": {},
     "end_to_end": {"training": "end_to_end", "aggregation": "uniform", **ONE},
@@ -69,7 +72,7 @@ def test_engine_equals_algorithm_1(config, dataset, partition, name):
         chex.assert_trees_all_close(here.info, there.info, rtol=2e-4, atol=2e-5)
     ours, theirs = ((jax.device_get(state.server), states(state)) for state in (one, two))
     chex.assert_trees_all_close(ours, theirs, rtol=2e-3, atol=2e-5)
-    scores = engine.evaluate(programs, one), reference.evaluate(programs, two)
+    scores = engine.evaluate(programs, one), plain.evaluate(programs, two)
     chex.assert_trees_all_close(*scores, rtol=1e-5)
 
 
@@ -89,45 +92,29 @@ def test_engine_equals_algorithm_1_with_a_network_of_the_paper(config):
     chex.assert_trees_all_close(*servers, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, False),
-        ({"aggregation": "uniform"}, False),
-        ({"aggregation": "last"}, True),
-        ({"mix_relay": True}, True),
-        ({"leak_momentum": True}, True),
-        ({"leak_momentum": True, "method": "fml"}, False),
-    ],
-)
-def test_which_settings_need_the_plain_loop(config, settings, expected):
-    assert reference.needed(changed(config, **settings)) == expected
-    assert reference.needed(with_preset(Config(), "authors_code"))
-
-
 @pytest.fixture(scope="module")
 def still(config, dataset, partition):
     """Rates of 0, one epoch: whatever a client starts from is what it leaves."""
     settings = {"learning_rate": 0.0, "mix_learning_rate": 0.0, "local_epochs": 1, "batch_size": 64}
-    return changed(config, **settings), dataset, partition
+    return changed(config, **(AS_IN_THE_PAPER | settings)), dataset, partition
 
 
 def relayed(programs, **relay):
     """A start at which somebody has left this for the next client."""
-    state = reference.start(programs)
+    state = released.start(programs)
     left = {**state.server["relay"], **programs.devices.replicate(relay)}
     return state._replace(server={**state.server, "relay": left})
 
 
 def test_a_mix_vector_is_handed_on_but_not_to_a_first_visit(still):
     config, *data = still
-    programs = build(changed(config, mix_relay=True), *data)
+    programs = build(changed(config, "pfedafm_released", mix_relay=True), *data)
     state = relayed(programs, mix=np.full(12, 0.25, np.float32))
-    state, _ = play(reference, programs, [[3]], state)
+    state, _ = play(released, programs, [[3]], state)
     np.testing.assert_array_equal(state.store.state(3)["mix"], np.ones(12))  # its first visit
     np.testing.assert_array_equal(state.server["relay"]["mix"], np.ones(12))
     state = relayed(programs, mix=np.full(12, 0.25, np.float32))._replace(store=state.store)
-    state, _ = play(reference, programs, [[3]], state)
+    state, _ = play(released, programs, [[3]], state)
     np.testing.assert_array_equal(state.store.state(3)["mix"], np.full(12, 0.25))
     np.testing.assert_array_equal(state.store.state(4)["mix"], np.ones(12))
 
@@ -137,24 +124,46 @@ def test_momentum_leaks_from_client_to_client(still):
     0.9 · 2."""
     config, *data = still
     rates = {"mix_learning_rate": 0.1, "mix_project": False, "learning_rate": 0.1}
-    programs = build(changed(config, leak_momentum=True, **rates), *data)
-    shared = jax.device_get(reference.start(programs).server["shared_extractor"])
+    programs = build(changed(config, "pfedafm_released", leak_momentum=True, **rates), *data)
+    shared = jax.device_get(released.start(programs).server["shared_extractor"])
     found = []
     for left in (0.0, 2.0):
         velocity = jax.tree.map(lambda leaf, left=left: np.full_like(leaf, left), shared)
         start = {"mix_velocity": np.full(12, left, np.float32), "shared_velocity": velocity}
-        state, _ = play(reference, programs, [[0]], relayed(programs, **start))
+        state, _ = play(released, programs, [[0]], relayed(programs, **start))
         extractor = jax.device_get(state.server["shared_extractor"])
         found.append({"mix": state.store.state(0)["mix"], "extractor": extractor})
     expected = jax.tree.map(lambda leaf: leaf - np.float32(0.18), found[0])
     chex.assert_trees_all_close(found[1], expected, rtol=1e-3, atol=1e-4)
 
 
-def test_the_last_participant_alone_is_the_average(config, dataset, partition):
-    last = build(dataclasses.replace(config, aggregation="last"), dataset, partition)
-    one, _ = play(reference, last, [[0, 1, 4]])
-    other, _ = play(reference, build(config, dataset, partition), [[4]])
-    chex.assert_trees_all_equal(jax.device_get(one.server), jax.device_get(other.server))
+def test_a_decayed_mix_vector_shrinks(still):
+    """One step from 1 with rate 0.1: less by 0.1 · 0.5 than without decay."""
+    config, *data = still
+    rates = {"mix_learning_rate": 0.1, "mix_project": False}
+    found = []
+    for decay in (0.0, 0.5):
+        own = changed(config, "pfedafm_released", mix_weight_decay=decay, **rates)
+        programs = build(own, *data)
+        state, _ = play(released, programs, [[0]], released.start(programs))
+        found.append(state.store.state(0)["mix"])
+    np.testing.assert_allclose(found[1], found[0] - 0.05, rtol=1e-5)
+
+
+def test_without_its_switches_the_released_code_is_algorithm_1_and_else_the_last_alone_counts(
+    config, dataset, partition
+):
+    def released_round(**settings):
+        programs = build(changed(config, **(AS_IN_THE_PAPER | settings)), dataset, partition)
+        state, _ = play(released, programs, [[0, 1, 4], []], released.start(programs))
+        return jax.device_get(state.server["shared_extractor"])
+
+    def paper_round(*participants):
+        state, _ = play(algorithm1, build(config, dataset, partition), [participants])
+        return jax.device_get(state.server["shared_extractor"])
+
+    chex.assert_trees_all_equal(released_round(), paper_round(0, 1, 4))
+    chex.assert_trees_all_equal(released_round(last_alone=True), paper_round(4))
 
 
 def test_cross_entropy_by_hand():
@@ -175,12 +184,11 @@ def test_sgd_and_clipping_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("aggregation", "expected"),
-    [("samples", [21, 5, 29]), ("uniform", [1, 1, 1]), ("last", [0, 0, 1])],
+    ("aggregation", "expected"), [("samples", [21, 5, 29]), ("uniform", [1, 1, 1])]
 )
 def test_weights_of_the_average(config, dataset, partition, aggregation, expected):
     programs = build(dataclasses.replace(config, aggregation=aggregation), dataset, partition)
-    assert weights(programs, [0, 3, 2]) == expected
+    assert plain.weights(programs, [0, 3, 2]) == expected
 
 
 def test_means_by_hand():
@@ -188,9 +196,6 @@ def test_means_by_hand():
     mean = weighted_mean(list(zip([1.0, 3.0], trees, strict=True)), None)["a"]
     assert mean.tolist() == [2.5, 5.0]
     assert weighted_mean([], trees[0]) is trees[0]
-    sent = ((2.0, 1.0), (6.0, 3.0))
-    rows = [({"t": np.array([[a], [9.0]])}, {"t": np.array([n, 0.0])}) for a, n in sent]
-    np.testing.assert_array_equal(average("t", np.array([[0.0], [7.0]]), rows), [[5.0], [7.0]])
 
 
 def test_batches_cover_each_epoch_once_and_end_short(config, dataset, partition):

@@ -163,9 +163,8 @@ def test_fresh_starts_over(make, settings, straight, folder):
     assert_same_run(again, folder, *straight)
 
 
-RELEASED = {"aggregation": "last", "pfedafm": {"mix_relay": True, "leak_momentum": True}}
 OTHERS = {name: {"method": name} for name in METHODS[1:]}
-OTHERS["released code"] = {**RELEASED, "same_start": False}
+OTHERS["released code"] = {"method": "pfedafm_released", "same_start": False}
 
 
 @pytest.mark.parametrize("name", slow_but(("standalone", "released code"), OTHERS))
@@ -235,9 +234,8 @@ def test_updates_that_are_not_finite_are_counted_and_survive_a_restart(make, set
     experiment = make(settings)
     store = experiment.state.store
     first = draw_participants(settings.seed, 1, settings.num_clients, settings.num_participants)[0]
-    group = int(store.groups[first])
-    spoilt = jax.tree.map(lambda leaf: np.full((1, *leaf.shape), np.nan), store.start(group))
-    store.write(group, [first], spoilt)
+    spoilt = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), store.state(first))
+    store.write(first, spoilt)
     crashed(folder, experiment, 4)
     assert rows(folder)[0]["not_finite"] == 1
     train_in(folder, make(settings))

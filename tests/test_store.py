@@ -25,10 +25,6 @@ def filled(state: dict, value: float) -> dict:
     return jax.tree.map(lambda leaf: np.full_like(leaf, value)[()], state)
 
 
-def stacked(*states: dict) -> dict:
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *states)
-
-
 @pytest.fixture(params=["memory", "disk"])
 def store(request, tmp_path):
     made = ClientStore([start(0), start(1)], GROUPS, place=request.param, folder=tmp_path)
@@ -44,39 +40,38 @@ def test_unvisited_clients_equal_their_start(store):
 
 
 def test_what_is_written_is_read_and_nobody_else_changes(store):
-    store.write(0, [4, 0], stacked(filled(start(0), 7), filled(start(0), 8)))
+    store.write(4, filled(start(0), 7))
+    store.write(0, filled(start(0), 8))
     chex.assert_trees_all_equal(store.state(4), filled(start(0), 7))
     chex.assert_trees_all_equal(store.state(0), filled(start(0), 8))
     chex.assert_trees_all_equal(store.state(2), start(0))
     chex.assert_trees_all_equal(store.state(1), start(1))
     assert store.visited.tolist() == [True, False, False, False, True]
-    store.write(1, [3], stacked(filled(start(1), 0)))  # zeros are not taken for unvisited
+    store.write(3, filled(start(1), 0))  # zeros are not taken for unvisited
     chex.assert_trees_all_equal(store.state(3), filled(start(1), 0))
 
 
-def test_empty_slots_read_zeros_and_write_nothing(store):
-    rows = stacked(filled(start(0), 5), filled(start(0), 6), filled(start(0), 5))
-    store.write(0, [-1, 2, -1], rows)
-    chex.assert_trees_all_equal(store.state(2), filled(start(0), 6))
-    assert store.visited.tolist() == [False, False, True, False, False]
-    read = store.read(0, [-1, 2])
-    chex.assert_trees_all_equal(read, stacked(filled(start(0), 0), filled(start(0), 6)))
+def test_several_are_read_as_rows_with_zeros_for_empty_slots(store):
+    store.write(2, filled(start(0), 6))
+    read = store.read(0, [-1, 2, 0])
+    expected = [filled(start(0), 0), filled(start(0), 6), start(0)]
+    chex.assert_trees_all_equal(read, jax.tree.map(lambda *rows: np.stack(rows), *expected))
 
 
 def test_reading_gives_copies(store):
-    store.write(0, [0], stacked(filled(start(0), 1)))
-    store.read(0, [0])["header"][:] = 99
-    store.read(0, [2])["header"][:] = 99
-    store.read_parts(["header"], [0])["header"][:] = 99
+    store.write(0, filled(start(0), 1))
+    for client in (0, 2):
+        store.state(client)["header"][:] = 99
+        store.state(client, ["header"])["header"][:] = 99
     chex.assert_trees_all_equal(store.state(0), filled(start(0), 1))
     chex.assert_trees_all_equal(store.state(2), start(0))
 
 
-def test_shared_parts_are_read_across_groups(store):
-    store.write(1, [1], stacked(filled(start(1), 3)))
-    read = store.read_parts(["header"], [0, 1, 3, -1])
-    assert list(read) == ["header"]
-    np.testing.assert_array_equal(read["header"][:, 0], [10, 3, 11, 10])
+def test_parts_are_read_by_name(store):
+    store.write(1, filled(start(1), 3))
+    found = [store.state(client, ["header"]) for client in (0, 1, 3)]
+    assert [list(one) for one in found] == [["header"]] * 3
+    assert [one["header"][0] for one in found] == [10, 3, 11]
 
 
 @pytest.mark.parametrize("place", ["memory", "disk"])
@@ -87,8 +82,8 @@ def test_own_starts(place, tmp_path):
     options = {"place": place, "folder": tmp_path, "start_of": start_of}
     store = ClientStore([start(0), start(1)], GROUPS, **options)
     chex.assert_trees_all_equal(store.state(2), filled(start(0), 102))
-    np.testing.assert_array_equal(store.read_parts(["header"], [1, 4])["header"][:, 0], [101, 104])
-    store.write(0, [2], stacked(filled(start(0), 1)))
+    assert store.state(1, ["header"])["header"][0] == 101
+    store.write(2, filled(start(0), 1))
     chex.assert_trees_all_equal(store.state(2), filled(start(0), 1))
     chex.assert_trees_all_equal(store.state(4), filled(start(0), 104))
 
@@ -125,10 +120,10 @@ def test_ten_thousand_clients_take_room_only_for_those_that_were_drawn(tmp_path)
     before = resident()
     store = ClientStore(starts, np.arange(clients) % 5, place="disk", folder=tmp_path)
     drawn = np.array([3, 4_998, 9_998])
-    state = store.read(3, drawn)
-    store.write(3, drawn, {"weights": state["weights"] + 1})
+    for client in drawn:
+        store.write(client, {"weights": store.state(client)["weights"] + 1})
     assert store.nbytes == clients * 2**20 and store.on_disk
-    assert np.all(store.read(3, [4_998])["weights"] == 4)
-    assert np.all(store.read(3, [4_993])["weights"] == 3)
+    assert np.all(store.state(4_998)["weights"] == 4)
+    assert np.all(store.state(4_993)["weights"] == 3)
     assert np.flatnonzero(store.visited).tolist() == drawn.tolist()
     assert resident() - before < 100 * 2**20

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pfedafm_jax import engine, reference
+from pfedafm_jax import engine
 from pfedafm_jax.config import Config
 from pfedafm_jax.deploy.roster import Roster, stand_in
 from pfedafm_jax.deploy.wire import Head, Tree, num_bytes, pack, unpack
@@ -22,9 +22,9 @@ from pfedafm_jax.engine import Programs, RoundResult, State
 from pfedafm_jax.engine.compile import shapes_of
 from pfedafm_jax.engine.round import _averaged, calls_of, participants_of
 from pfedafm_jax.engine.visit import Totals, Visit, added, totals_of, work
-from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.methods import Method
+from pfedafm_jax.methods import Method, find_method
+from pfedafm_jax.settings import bad
 
 LOOK = 1.0  # seconds between two looks at who is there
 TRIES = 8  # questions to a client in a round: its node comes and goes
@@ -311,7 +311,7 @@ def _summed(programs: Programs, order: list[int], sent: dict[int, Tree], togethe
         for client in call.clients.reshape(-1).tolist():
             if client >= 0:
                 place = np.int32(order.index(client))
-                totals = _add(programs.numbers, totals, *sent[client], place)
+                totals = _add(programs.method_on_devices, totals, *sent[client], place)
     return programs.devices.split(jax.tree.map(lambda leaf: np.asarray(leaf)[None], totals))
 
 
@@ -322,8 +322,8 @@ class Federation(Experiment):
     """A run whose clients are nodes; the roster must be complete."""
 
     def __init__(self, config: Config, nodes: Nodes):
-        if reference.needed(config):
-            raise PfedafmError("settings of the released code make clients depend on one another")
+        if find_method(config.method).in_turn:
+            raise bad("method", config.method, "one whose clients do not depend on one another")
         super().__init__(config, *stand_in(config, nodes.roster))
         names = [one.name for one in self.programs.architectures]
         own = [nodes.roster.nodes[client]["architecture"] for client in range(config.num_clients)]

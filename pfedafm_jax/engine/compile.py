@@ -65,8 +65,13 @@ class Form(NamedTuple):
         """The shape of all images."""
         return self.architectures[0].stored(self.num_images)
 
-    def step(self, share: float = 1.0) -> int:
-        """Clients that a device trains at once, of this share of the participants."""
+    def share(self, kind: Kind | None) -> float:
+        """The share of the clients that are of this kind; None: of all."""
+        return len(kind.members) / len(self.architectures) if kind else 1.0
+
+    def step(self, kind: Kind | None = None) -> int:
+        """Clients of this kind, or of all, that a device trains at once."""
+        share = self.share(kind)
         if self.clients_per_step or not self.lockstep:
             return self.clients_per_step or 1
         # Twice the mean share of one kind of several, since the number drawn varies.
@@ -79,16 +84,12 @@ class Form(NamedTuple):
             most = min(most, int(room / (self.runs * client_bytes(self))))
         return max(1, most)
 
-    def slots(self, share: float = 1.0) -> int:
-        """Slots of a program on one device."""
-        size = self.step(share)
+    def slots(self, kind: Kind | None = None) -> int:
+        """Slots of a program on one device, for clients of this kind or of all."""
+        size, kinds = self.step(kind), round(1 / self.share(kind))
         if self.lockstep:
             return size
-        return slots_per_device(self.num_participants, round(1 / share), len(self.devices), size)
-
-    def share(self, kind: Kind) -> float:
-        """The share of the clients that are of this kind."""
-        return len(kind.members) / len(self.architectures)
+        return slots_per_device(self.num_participants, kinds, len(self.devices), size)
 
 
 class Shapes(NamedTuple):
@@ -118,7 +119,7 @@ class Compiled(NamedTuple):
     place: tuple[Callable, ...]  # in lockstep, for each architecture, see `rows.py`
     take: tuple[Callable, ...]
     zeros: tuple[Totals, ...]  # zero totals for `train` and, if any, `shared`
-    numbers: tuple[str, ...]  # names of the numbers reported for each participant
+    reported: tuple[str, ...]  # names of the numbers reported for each participant
     shapes: Shapes
 
 
@@ -137,20 +138,21 @@ def init_server(method: Method, key: jax.Array) -> Server:
 @lru_cache(maxsize=KEPT)
 def compiled(form: Form) -> Compiled:
     """The programs for runs of this form; several are compiled at a time."""
-    shapes, found, numbers = shapes_of(form), {}, {}
+    shapes, found, reported = shapes_of(form), {}, {}
     # Tracing holds the GIL, compiling does not: trace one program while others compile.
     with ThreadPoolExecutor(max_workers=4) as pool:
         for name, program in traced(form, shapes):
             found.setdefault(name, []).append(pool.submit(program.compile))
             if name in ("train", "evaluate", "shared"):
-                numbers |= dict.fromkeys(program.out_info.info)
+                reported |= dict.fromkeys(program.out_info.info)
         done = {name: tuple(job.result() for job in jobs) for name, jobs in found.items()}
-    empty = [_zeros(_spread(form.devices, _runs(form, totals))) for totals in shapes.totals]
     return Compiled(
         **{name: done.get(name, ()) for name in ("train", "evaluate", "place", "take")},
         **{name: done.get(name, (None,))[0] for name in ("shared", "update", "sum")},
-        zeros=tuple(map(form.devices.split, empty)),
-        numbers=tuple(numbers),
+        zeros=tuple(
+            form.devices.zeros(form.devices.shapes(one)) for one in _runs(form, shapes.totals)
+        ),
+        reported=tuple(reported),
         shapes=shapes,
     )
 
@@ -219,14 +221,15 @@ def traced(form: Form, shapes: Shapes) -> Iterator[tuple[str, Any]]:
 def _programs(form: Form, shapes: Shapes) -> Iterator[tuple[str, Callable[[], Any]]]:
     devices, none = form.devices, Totals({}, {})
 
-    def stage(name: str, work: Stage, architecture, state: Tree, totals: Totals, share: float):
+    def stage(name: str, work: Stage, kind: Kind | None, state: Tree, totals: Totals):
         def trace() -> Any:
             TRACED[name] += 1
-            program = over_slots(work, architecture, form.step(share), form.lockstep, form.runs)
+            architecture = kind.architecture if kind else None
+            program = over_slots(work, architecture, form.step(kind), form.lockstep, form.runs)
             donate = () if work is evaluate else (2,)  # trained states overwrite the old ones
-            rows = form.runs * form.slots(share)
-            states, slots = (_spread(devices, one, rows) for one in (state, shapes.slot))
-            sums, trips = _spread(devices, _runs(form, totals)), _spread(devices, _shape())
+            rows = form.runs * form.slots(kind)
+            states, slots = (devices.shapes(one, rows) for one in (state, shapes.slot))
+            sums, trips = devices.shapes(_runs(form, totals)), devices.shapes(_shape())
             arguments = common, sums, states, slots, trips
             with matmul_precision(form.precision):
                 return devices.lowered(program, arguments, (None, 0, 0, 0, 0), donate=donate)
@@ -237,16 +240,15 @@ def _programs(form: Form, shapes: Shapes) -> Iterator[tuple[str, Callable[[], An
     if form.runs > 1:
         common = _runs(form, common)._replace(images=common.images, labels=common.labels)
     for kind, state in zip(shapes.kinds, shapes.states, strict=True):
-        about = kind.architecture, state
-        yield stage("train", work, *about, shapes.totals[0], form.share(kind))
-        yield stage("evaluate", evaluate, *about, none, form.share(kind))
+        yield stage("train", work, kind, state, shapes.totals[0])
+        yield stage("evaluate", evaluate, kind, state, none)
     if shapes.parts:
-        yield stage("shared", work, None, shapes.parts, shapes.totals[1], 1.0)
+        yield stage("shared", work, None, shapes.parts, shapes.totals[1])
     for number, architecture in enumerate(form.architectures) if form.lockstep else ():
         index = next(i for i, kind in enumerate(shapes.kinds) if number in kind.members)
         kind, wide = shapes.kinds[index], shapes.states[index]
-        buffer = _spread(devices, wide, form.runs * form.slots(form.share(kind)))
-        state, row = _spread(devices, shapes.starts[number]), _spread(devices, _shape())
+        buffer = devices.shapes(wide, form.runs * form.slots(kind))
+        state, row = devices.shapes(shapes.starts[number]), devices.shapes(_shape())
         into = partial(place, kind, architecture), (buffer, state, row), (0, 0, 0)
         yield "place", partial(devices.lowered, *into, donate=(0,))
         out = partial(take, kind, architecture), (buffer, row), (0, 0)
@@ -279,7 +281,7 @@ def _programs(form: Form, shapes: Shapes) -> Iterator[tuple[str, Callable[[], An
     totals, drawn = _runs(form, (list(shapes.totals), _shape(form.num_participants)))
     arguments = common.method, common.server, totals, drawn, common.key, common.round
     yield "update", trace_update
-    yield "sum", partial(devices.lowered, sum_over_devices, (_spread(devices, totals),), (0,), None)
+    yield "sum", partial(devices.lowered, sum_over_devices, (devices.shapes(totals),), (0,), None)
 
 
 def _runs(form: Form, tree: Tree) -> Tree:
@@ -290,13 +292,3 @@ def _runs(form: Form, tree: Tree) -> Tree:
 
 def _shape(*shape: int, dtype: Any = np.int32) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype)
-
-
-def _spread(devices: Devices, tree: Tree, *rows: int) -> Tree:
-    """Shapes with leading axes of devices and, if given, of rows per device."""
-    front = (len(devices), *rows)
-    return jax.tree.map(lambda leaf: _shape(*front, *leaf.shape, dtype=leaf.dtype), tree)
-
-
-def _zeros(tree: Tree) -> Tree:
-    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), tree)

@@ -178,6 +178,11 @@ class Devices:
         """These shapes with the sharding of what is on every device."""
         return _on(shapes, self.everyone)
 
+    def shapes(self, tree: Tree, *rows: int) -> Tree:
+        """Shapes with leading axes of devices and, if given, of rows per device."""
+        front = (len(self), *rows)
+        return jax.tree.map(lambda one: jax.ShapeDtypeStruct(front + one.shape, one.dtype), tree)
+
     def zeros(self, shapes: Tree) -> Tree:
         """Zeros of these shapes `[devices, …]`, created on the devices."""
 

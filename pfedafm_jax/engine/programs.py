@@ -85,7 +85,7 @@ class Programs:
     @cached_property
     def compiled(self) -> Compiled:
         """The compiled programs, shared with other runs of this form."""
-        assert not only_in_a_plain_loop(self.config), "these settings need `reference`"
+        assert not self.method.in_turn, "clients of this method are trained one after the other"
         return compiled(self.form)
 
     def compile(self) -> None:
@@ -95,7 +95,7 @@ class Programs:
     @property
     def clients_per_step(self) -> int:
         """Clients that a device trains at once (of the first kind, if there are several)."""
-        return self.form.step(self.form.share(shapes_of(self.form).kinds[0]))
+        return self.form.step(shapes_of(self.form).kinds[0])
 
     @cached_property
     def kinds(self) -> np.ndarray:
@@ -110,7 +110,7 @@ class Programs:
         return Buffers(self)
 
     @cached_property
-    def numbers(self) -> Method:
+    def method_on_devices(self) -> Method:
         """The method with its numbers on every device."""
         return self.devices.replicate(jax.tree.map(_number, self.method))
 
@@ -122,7 +122,8 @@ class Programs:
     def common(self, server: Server, t: int | np.ndarray) -> Common:
         """The arguments that all clients of round `t` share, on every device."""
         number = self.devices.replicate(np.asarray(t, np.int32))
-        return Common(self.numbers, self.images, self.labels, server, self.key_data, number)
+        method = self.method_on_devices
+        return Common(method, self.images, self.labels, server, self.key_data, number)
 
     @cached_property
     def predictions(self) -> list[str]:
@@ -198,13 +199,6 @@ def build(
         test_rows=_padded(partition.test, lockstep),
         lockstep=lockstep,
     )
-
-
-def only_in_a_plain_loop(config: Config) -> list[str]:
-    """Settings (of the released code) that make clients depend on one another: see `reference`."""
-    found = ["aggregation = 'last'"] if config.aggregation == "last" else []
-    found += [f"{config.method}.{name}" for name in getattr(config, config.method).chained]
-    return found
 
 
 def _padded(rows: Sequence[np.ndarray], tight: bool) -> np.ndarray:

@@ -1,6 +1,6 @@
 """A round as a function of programs and state: participants train, then uploads are aggregated."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,14 +12,14 @@ from pfedafm_jax.engine.compile import shapes_of
 from pfedafm_jax.engine.programs import Programs
 from pfedafm_jax.engine.schedule import Call, assign, merged, schedule
 from pfedafm_jax.engine.state import State
+from pfedafm_jax.engine.store import stacked
 from pfedafm_jax.engine.visit import Slots, Totals, Worked
 from pfedafm_jax.settings import bad
 from pfedafm_jax.statistics import OWN
 
 Tree = Any
-Numbers = dict[int, dict[str, Any]]  # client → name → number
+Reports = dict[int, dict[str, Any]]  # client → name → number
 Parts = dict[int, tuple[float, int]]  # client → its weight, its index among its run's participants
-MOVED_TOGETHER = 4  # states that move between processes in one call
 
 
 class RoundResult(NamedTuple):
@@ -78,13 +78,13 @@ def run_round(
     weights = {k: float(programs.num_train[k]) if by_samples else 1.0 for k in order}
     parts = {k: (weights[k], place) for run in runs for place, k in enumerate(run)}
     state, mine = _fetched(programs, state, order)
-    numbers: Numbers = {client: {} for client in mine}
-    totals = [_train(programs, state, t, mine, parts, numbers)]
+    reports: Reports = {client: {} for client in mine}
+    totals = [_train(programs, state, t, mine, parts, reports)]
     if programs.method.shared_parts:
-        parts = {client: parts[client] for client in mine if numbers[client]["finite"]}
-        totals.append(_train_shared(programs, state, t, parts, numbers))
+        parts = {client: parts[client] for client in mine if reports[client]["finite"]}
+        totals.append(_train_shared(programs, state, t, parts, reports))
     state = _averaged(programs, state, t, runs, totals)
-    return state, RoundResult(np.array(order, int), _collected(programs, order, numbers), dropped)
+    return state, RoundResult(np.array(order, int), _collected(programs, order, reports), dropped)
 
 
 def evaluate(
@@ -98,7 +98,7 @@ def evaluate(
     mine = [client for client in order if processes.count == 1 or home[client] == processes.index]
     common = programs.common(state.server, 0)
     pending: list[tuple[Call, dict[str, jax.Array]]] = []
-    numbers: Numbers = {client: {} for client in mine}
+    reports: Reports = {client: {} for client in mine}
     for call in calls_of(programs, mine, programs.num_test):
         states = _states(programs, state, call)
         arguments = states, _slots(programs, call, {}), call.trips
@@ -107,10 +107,10 @@ def evaluate(
             programs.buffers.release(call, states)
         pending.append((call, worked.info))
         if len(pending) > 1:  # at most two calls in memory, however many clients there are
-            _report(*pending.pop(0), numbers)
+            _report(*pending.pop(0), reports)
     for call, info in pending:
-        _report(call, info, numbers)
-    found = _collected(programs, order, numbers)
+        _report(call, info, reports)
+    found = _collected(programs, order, reports)
     return {name: values for name, values in found.items() if name.startswith("accuracy/")}
 
 
@@ -123,12 +123,12 @@ def _train(
     t: int | np.ndarray,
     clients: list[int],
     parts: Parts,
-    numbers: Numbers,
+    reports: Reports,
 ) -> Totals:
     """Trains and evaluates these clients.
 
     Returns:
-        The sums for the average. States go to the store, reports to `numbers`.
+        The sums for the average. States go to the store, reports to `reports`.
     """
     compiled, common = programs.compiled, programs.common(state.server, t)
     totals = compiled.zeros[0]
@@ -146,27 +146,26 @@ def _train(
         pending.append((call, worked.state, info))
         # In lockstep at most two calls are in progress: one computes while the next is copied.
         while programs.lockstep and len(pending) > 1:
-            _finish(programs, state, numbers, *pending.pop(0))
+            _finish(programs, state, reports, *pending.pop(0))
     for done in pending:
-        _finish(programs, state, numbers, *done)
+        _finish(programs, state, reports, *done)
     return totals
 
 
 def _finish(
-    programs: Programs, state: State, numbers: Numbers, call: Call, states: Tree, info: Tree
+    programs: Programs, state: State, reports: Reports, call: Call, states: Tree, info: Tree
 ) -> None:
     """Stores the new states and the reports of a call's clients."""
     if programs.lockstep:
         programs.buffers.save(call, states, state.store)
     else:
-        rows = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), states)
-        # In a loop, kinds are architectures.
-        state.store.write(call.kind, call.clients.reshape(-1), rows)
-    _report(call, info, numbers)
+        for client, own in _each(call, states):
+            state.store.write(client, own)
+    _report(call, info, reports)
 
 
 def _train_shared(
-    programs: Programs, state: State, t: int | np.ndarray, parts: Parts, numbers: Numbers
+    programs: Programs, state: State, t: int | np.ndarray, parts: Parts, reports: Reports
 ) -> Totals:
     """The stage that all architectures share, for the clients in `parts`."""
     compiled, common = programs.compiled, programs.common(state.server, t)
@@ -176,20 +175,11 @@ def _train_shared(
         states, slots = _states(programs, state, call, True), _slots(programs, call, parts)
         worked = compiled.shared(common, totals, states, slots, call.trips)
         totals = worked.totals
-        if OWN in worked.state:
-            _keep(programs, state, call, worked.state[OWN])
-        _report(call, worked.info, numbers)
+        if OWN in worked.state:  # the clients' own statistics, see `statistics.py`
+            for client, own in _each(call, {OWN: worked.state[OWN]}):
+                state.store.write(client, {**state.store.state(client), **own})
+        _report(call, worked.info, reports)
     return totals
-
-
-def _keep(programs: Programs, state: State, call: Call, statistics: Tree) -> None:
-    """Stores the clients' own statistics of what they share, see `statistics.py`."""
-    rows = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), statistics)
-    for row, client in enumerate(call.clients.reshape(-1).tolist()):
-        if client >= 0:
-            own = {OWN: jax.tree.map(lambda leaf, row=row: leaf[row], rows)}
-            new = jax.tree.map(lambda leaf: leaf[None], {**state.store.state(client), **own})
-            state.store.write(int(programs.groups[client]), [client], new)
 
 
 def _averaged(
@@ -209,8 +199,8 @@ def _averaged(
     drawn = np.full((len(runs), config.num_participants), config.num_clients, np.int32)
     for row, own in zip(drawn, runs, strict=True):
         row[: len(own)] = np.array(own[: len(row)]) % config.num_clients  # in its own run
-    numbers = programs.devices.replicate(drawn if programs.runs > 1 else drawn[0])
-    arguments = common.method, common.server, summed, numbers, common.key, common.round
+    order = programs.devices.replicate(drawn if programs.runs > 1 else drawn[0])
+    arguments = common.method, common.server, summed, order, common.key, common.round
     server = programs.compiled.update(*arguments)
     jax.block_until_ready(server)  # collectives of two rounds must not overlap
     return state._replace(server=server)
@@ -224,15 +214,15 @@ def calls_of(
 ) -> list[Call]:
     """Calls that cover these clients, by kind or `together`, balanced by samples × model cost."""
     form, count = programs.form, programs.config.num_clients
-    shares = [1.0] if together else [form.share(kind) for kind in shapes_of(form).kinds]
+    kinds = [None] if together else shapes_of(form).kinds
     macs = float(programs.method.shared.macs) if together else programs.macs
     plan = partial(
         schedule,
         groups=np.zeros_like(programs.groups) if together else programs.kinds,
         work=samples * macs,
         num_devices=len(programs.devices),
-        clients_per_step=[form.step(share) for share in shares],
-        slots=[form.slots(share) for share in shares],
+        clients_per_step=[form.step(kind) for kind in kinds],
+        slots=[form.slots(kind) for kind in kinds],
     )
     runs = [[k for k in clients if k // count == run] for run in range(programs.runs)]
     return merged([plan(own) for own in runs])
@@ -240,11 +230,14 @@ def calls_of(
 
 def _states(programs: Programs, state: State, call: Call, together: bool = False) -> Tree:
     """States of a call's clients `[devices, slots, …]`; if `together`, only the shared parts."""
-    flat, store, parts = call.clients.reshape(-1), state.store, programs.compiled.shapes.parts
+    store, shapes = state.store, programs.compiled.shapes
     if programs.lockstep and not together:
         return programs.buffers.load(call, store)
-    states = store.read_parts(tuple(parts), flat) if together else store.read(call.kind, flat)
-    return _folded(call, states)
+    # In a loop, kinds are architectures.
+    like = shapes.parts if together else shapes.starts[call.kind]
+    clients = call.clients.reshape(-1).tolist()
+    states = [store.state(client, tuple(like)) if client >= 0 else None for client in clients]
+    return _folded(call, stacked(states, like))
 
 
 def _slots(programs: Programs, call: Call, parts: Parts) -> Slots:
@@ -269,13 +262,18 @@ def _folded(call: Call, tree: Tree) -> Tree:
     return jax.tree.map(lambda leaf: leaf.reshape(*call.clients.shape, *leaf.shape[1:]), tree)
 
 
-def _report(call: Call, info: dict[str, jax.Array], numbers: Numbers) -> None:
-    """Adds what each slot reported to its client's numbers."""
-    clients = call.clients.reshape(-1).tolist()
-    for name, values in info.items():
-        for client, value in zip(clients, np.asarray(values).reshape(-1), strict=True):
-            if client >= 0:
-                numbers[client][name] = value
+def _each(call: Call, tree: Tree) -> Iterator[tuple[int, Tree]]:
+    """A call's clients, each with its own of arrays `[devices, slots, …]`."""
+    arrays = jax.tree.map(np.asarray, tree)
+    for device, slot in np.argwhere(call.clients >= 0).tolist():
+        own = jax.tree.map(lambda leaf, at=(device, slot): leaf[at], arrays)
+        yield int(call.clients[device, slot]), own
+
+
+def _report(call: Call, info: dict[str, jax.Array], reports: Reports) -> None:
+    """Adds what each slot reported to its client's reports."""
+    for client, own in _each(call, info):
+        reports[client] |= own
 
 
 # -------------------------------------------------------------------------------- several processes
@@ -288,33 +286,32 @@ def _fetched(programs: Programs, state: State, order: list[int]) -> tuple[State,
         return state, order
     work = programs.num_train * programs.macs
     process = assign(order, work, state.home, processes.devices)
-    moving = [c for c, new in zip(order, process, strict=True) if state.home[c] not in (-1, new)]
     mine = [client for client, new in zip(order, process, strict=True) if new == processes.index]
-    for group in range(len(programs.architectures)):
-        members = [client for client in moving if programs.groups[client] == group]
-        # All calls have one size, so that each architecture compiles one program.
-        for first in range(0, len(members), MOVED_TOGETHER):
-            rows = np.full(MOVED_TOGETHER, -1)
-            rows[: len(members[first:])] = members[first : first + MOVED_TOGETHER]
-            here = np.where((rows >= 0) & (state.home[rows] == processes.index), rows, -1)
-            states = processes.move(store.read(group, here))
-            store.write(group, np.where(np.isin(rows, mine), rows, -1), states)
-            store.forget(here)
+    for client, new in zip(order, process, strict=True):
+        if state.home[client] in (-1, new):
+            continue
+        here = state.home[client] == processes.index
+        blank = jax.tree.map(np.zeros_like, store.start(int(programs.groups[client])))
+        moved = processes.move(store.state(client) if here else blank)
+        if here:
+            store.forget(client)
+        if new == processes.index:
+            store.write(client, moved)
     home = state.home.copy()
     home[order] = process
     store.changed[order] = True  # as in all other processes
     return state._replace(home=home), mine
 
 
-def _collected(programs: Programs, order: list[int], numbers: Numbers) -> dict[str, np.ndarray]:
+def _collected(programs: Programs, order: list[int], reports: Reports) -> dict[str, np.ndarray]:
     """Reports of all clients in `order`, gathered from their processes: name → `[clients]`."""
-    names: Sequence[str] = programs.compiled.numbers
+    names: Sequence[str] = programs.compiled.reported
     if programs.processes.count == 1:
-        names = [name for name in names if any(name in own for own in numbers.values())]
+        names = [name for name in names if any(name in own for own in reports.values())]
     missing = np.float32(np.nan)  # a client whose first stage was discarded has no second one
     table = np.zeros((len(names), len(order)), np.float32)
     for place, client in enumerate(order):
-        if client in numbers:
-            table[:, place] = [numbers[client].get(name, missing) for name in names]
+        if client in reports:
+            table[:, place] = [reports[client].get(name, missing) for name in names]
     rows = zip(names, programs.processes.sum(table), strict=True)
     return {name: row.astype(bool) if name == "finite" else row for name, row in rows}

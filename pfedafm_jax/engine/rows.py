@@ -57,7 +57,7 @@ class Buffers:
         self._devices, self._groups = programs.devices, programs.groups
         self._compiled, form = programs.compiled, programs.form
         self._kinds, self._starts = self._compiled.shapes.kinds, self._compiled.shapes.starts
-        self._slots = [form.runs * form.slots(form.share(kind)) for kind in self._kinds]
+        self._slots = [form.runs * form.slots(kind) for kind in self._kinds]
         self._free: dict[int, list[Tree]] = defaultdict(list)
         self._blank: dict[tuple, Tree] = {}  # zeros for devices without a client
 
@@ -77,9 +77,9 @@ class Buffers:
             states = self._compiled.take[group](buffer, np.maximum(rows, 0))
             for device, client in enumerate(clients):
                 if client >= 0:
-                    taken.append((group, client, _shard(states, device)))
-        for group, client, own in taken:
-            store.write(group, [client], jax.tree.map(np.asarray, own))
+                    taken.append((client, _shard(states, device)))
+        for client, own in taken:
+            store.write(client, jax.tree.map(lambda leaf: np.asarray(leaf)[0], own))
         self.release(call, buffer)
 
     def release(self, call: Call, buffer: Tree) -> None:
@@ -98,12 +98,8 @@ class Buffers:
                 yield group, [c for _, c in pairs], np.array([row for row, _ in pairs], np.int32)
 
     def _empty(self, number: int) -> Tree:
-        front = (len(self._devices), self._slots[number])
         states = self._compiled.shapes.states[number]
-        shapes = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((*front, *leaf.shape), leaf.dtype), states
-        )
-        return self._devices.zeros(shapes)
+        return self._devices.zeros(self._devices.shapes(states, self._slots[number]))
 
     def _joined(self, group: int, states: list[Tree | None]) -> Tree:
         """One client's state per device as arrays `[devices, …]`; None is not copied again."""

@@ -110,62 +110,49 @@ class ClientStore:
             return np.zeros(shape, leaf.dtype)
         return Rows(self._folder, shape, leaf.dtype)
 
+    def state(self, client: int, parts: Sequence[str] | None = None) -> Tree:
+        """A copy of one client's state, or of these parts of it."""
+        group = int(self.groups[client])
+        if self.visited[client]:
+            whole, read = self._states[group], lambda leaf: np.array(leaf[self.rows[client]])
+        else:
+            own = self._start_of
+            whole, read = self._starts[group] if own is None else own(client), np.array
+        picked = whole if parts is None else {part: whole[part] for part in parts}
+        return jax.tree.map(read, picked)
+
+    def write(self, client: int, state: Tree) -> None:
+        """Stores one client's state."""
+        rows = jax.tree.leaves(self._states[self.groups[client]])
+        for leaf, new in zip(rows, jax.tree.leaves(state), strict=True):
+            leaf[self.rows[client]] = np.asarray(new)
+        self.visited[client] = self.changed[client] = True
+
+    def forget(self, client: int) -> None:
+        """Marks a state that another process keeps from now on."""
+        self.visited[client] = False
+
     def read(self, group: int, clients: Sequence[int] | np.ndarray) -> Tree:
         """States `[len(clients), …]` of clients of one group; zeros for negative numbers."""
-        states, structure = jax.tree.flatten(self._states[group])
-        own, start = {}, jax.tree.leaves(self._starts[group])
-        if self._start_of is not None:
-            new = [client for client in clients if client >= 0 and not self.visited[client]]
-            own = {client: jax.tree.leaves(self._start_of(client)) for client in new}
-
-        def gather(number: int, rows: np.ndarray) -> np.ndarray:
-            # Rows of empty slots are pages that are never touched.
-            out = np.zeros((len(clients), *rows.shape[1:]), rows.dtype)
-            for index, client in enumerate(clients):
-                if client >= 0 and self.visited[client]:
-                    out[index] = rows[self.rows[client]]
-                elif client >= 0:
-                    out[index] = own.get(client, start)[number]
-            return out
-
-        gathered = [gather(number, rows) for number, rows in enumerate(states)]
-        return jax.tree.unflatten(structure, gathered)
-
-    def read_parts(self, parts: Sequence[str], clients: Sequence[int] | np.ndarray) -> Tree:
-        """Parts of states that have the same shapes in all groups: `{part: [len(clients), …]}`."""
-        rows = [self._parts_of(int(client), parts) for client in clients]
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
-
-    def _parts_of(self, client: int, parts: Sequence[str]) -> Tree:
-        group = int(self.groups[client]) if client >= 0 else 0
-        if client >= 0 and self.visited[client]:
-            row = self.rows[client]
-            here = {part: self._states[group][part] for part in parts}
-            return jax.tree.map(lambda leaf: leaf[row], here)
-        start = self._starts[group]
-        if client >= 0 and self._start_of is not None:
-            start = self._start_of(client)
-        return {part: start[part] for part in parts}
-
-    def write(self, group: int, clients: Sequence[int] | np.ndarray, states: Tree) -> None:
-        """Stores states `[len(clients), …]` of one group's clients; skips negative numbers."""
-        written = [(index, client) for index, client in enumerate(clients) if client >= 0]
-        leaves = jax.tree.leaves(self._states[group])
-        for leaf, new in zip(leaves, jax.tree.leaves(states), strict=True):
-            values = np.asarray(new)
-            for index, client in written:
-                leaf[self.rows[client]] = values[index]
-        numbers = [client for _, client in written]
-        self.visited[numbers] = self.changed[numbers] = True
-
-    def forget(self, clients: Sequence[int] | np.ndarray) -> None:
-        """Marks states that another process keeps from now on; negative numbers are skipped."""
-        self.visited[[client for client in clients if client >= 0]] = False
+        states = [self.state(client) if client >= 0 else None for client in clients]
+        return stacked(states, self._starts[group])
 
     def start(self, group: int) -> Tree:
         """The initial state of a group's clients."""
         return self._starts[group]
 
-    def state(self, client: int) -> Tree:
-        """One client's state, as numpy arrays."""
-        return jax.tree.map(lambda leaf: leaf[0], self.read(int(self.groups[client]), [client]))
+
+def stacked(states: Sequence[Tree | None], like: Tree) -> Tree:
+    """States as arrays `[len(states), …]` of leaves like these; zeros for None."""
+
+    def stack(number: int, leaf: np.ndarray) -> np.ndarray:
+        # Rows of zeros are pages that are never touched.
+        rows = np.zeros((len(states), *leaf.shape), leaf.dtype)
+        for row, own in enumerate(found):
+            if own is not None:
+                rows[row] = own[number]
+        return rows
+
+    found = [None if state is None else jax.tree.leaves(state) for state in states]
+    leaves, structure = jax.tree.flatten(like)
+    return jax.tree.unflatten(structure, [stack(i, leaf) for i, leaf in enumerate(leaves)])

@@ -93,19 +93,11 @@ class _Stores:
     def __init__(self, stores: Sequence[ClientStore], count: int):
         self._stores, self._count = stores, count
 
-    def state(self, client: int) -> Tree:
-        return self._stores[client // self._count].state(client % self._count)
+    def state(self, client: int, parts: Sequence[str] | None = None) -> Tree:
+        return self._stores[client // self._count].state(client % self._count, parts)
 
-    def write(self, group: int, clients: Sequence[int], states: Tree) -> None:
-        (client,) = clients
-        self._stores[client // self._count].write(group, [client % self._count], states)
-
-    def read_parts(self, parts: Sequence[str], clients: Sequence[int]) -> Tree:
-        run, own = np.maximum(clients, 0) // self._count, np.asarray(clients) % self._count
-        own = np.where(np.asarray(clients) < 0, -1, own)
-        pairs = zip(run, own, strict=True)
-        rows = [self._stores[number].read_parts(parts, [client]) for number, client in pairs]
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *rows)
+    def write(self, client: int, state: Tree) -> None:
+        self._stores[client // self._count].write(client % self._count, state)
 
 
 def _joined(tables: Sequence[np.ndarray]) -> np.ndarray:

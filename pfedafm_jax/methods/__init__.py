@@ -18,6 +18,7 @@ from pfedafm_jax.methods.fedtgp import FedTGP
 from pfedafm_jax.methods.fml import FML
 from pfedafm_jax.methods.lg_fedavg import LGFedAvg
 from pfedafm_jax.methods.pfedafm import PFedAFM
+from pfedafm_jax.methods.pfedafm_released import PFedAFMReleased
 from pfedafm_jax.methods.standalone import Standalone
 from pfedafm_jax.models import Architecture, describe
 from pfedafm_jax.settings import MethodSettings, bad, known, settings_of
@@ -27,6 +28,7 @@ _BUILT_IN = (
     *(PFedAFM, Standalone, LGFedAvg, FD, FedProto, FML, FedKD, FedAPEN),  # of the paper's tables
     *(FedPer, FedRep, FedAvg, FedProx),  # one network for all
     *(FedGH, FedTGP),  # whose server sees single uploads
+    PFedAFMReleased,
 )
 _METHODS: dict[str, type[Method]] = {method.name: method for method in _BUILT_IN}
 METHOD_SETTINGS.update({method.name: method.Settings for method in _BUILT_IN})

@@ -82,6 +82,8 @@ class Method:
     title: ClassVar[str] = ""
     # Whether every client has the shared extractor, whatever its architecture.
     one_network: ClassVar[bool] = False
+    # Whether clients depend on one another, so that no engine can train them at once.
+    in_turn: ClassVar[bool] = False
     # A frozen dataclass of the method's own settings.
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
 

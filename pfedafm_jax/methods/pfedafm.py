@@ -54,7 +54,7 @@ class PFedAFM(Method):
 
     @dataclass(frozen=True)
     class Settings(MethodSettings):
-        """pFedAFM's own settings; the last four follow the released code instead of the paper."""
+        """pFedAFM's own settings."""
 
         mix_learning_rate: Rate = 1.0
         """Learning rate of the mix vector (the paper's η_α; it tries 0.001, 0.01, 0.1 and 1)."""
@@ -66,19 +66,6 @@ class PFedAFM(Method):
         """Ablation: hold the mix vector at this value instead of training it."""
         training: Literal["iterative", "end_to_end"] = "iterative"
         """Two phases (the paper), or everything at once (its ablation)."""
-        mix_weight_decay: Rate = 0.0
-        """Released code: weight decay on the mix vector (1e-3 there)."""
-        mix_relay: bool = False
-        """Released code: one mix vector passed from client to client instead of one each."""
-        leak_momentum: bool = False
-        """Released code: momentum of shared extractor and mix vector carries over to the next
-        client."""
-        send_header: bool = False
-        """Released code: an untrained header is sent too (counted as traffic)."""
-
-        @property
-        def chained(self) -> list[str]:
-            return [name for name in ("mix_relay", "leak_momentum") if getattr(self, name)]
 
     def init_client(self, key, architecture) -> Client:
         start = 1.0 if self.settings.mix_fixed is None else self.settings.mix_fixed
@@ -92,8 +79,7 @@ class PFedAFM(Method):
     @property
     def mix_optimizer(self) -> SGD:
         rate = self.settings.mix_learning_rate if self.settings.mix_fixed is None else 0.0
-        decay = self.settings.mix_weight_decay
-        return sgd(self.training, learning_rate=rate, weight_decay=decay, clip=False)
+        return sgd(self.training, learning_rate=rate, weight_decay=0.0, clip=False)
 
     def project(self, params: dict[str, Tree]) -> dict[str, Tree]:
         """Keeps the mix vector in [0, 1]."""
@@ -134,8 +120,6 @@ class PFedAFM(Method):
 
     def cost(self, architecture, num_train, num_classes_seen) -> Cost:
         floats = self.shared.extractor_params
-        if self.settings.send_header:
-            floats += self.shared.header_params
         # Phase 1 takes 3 passes of the local model and one of the shared extractor; phase 2 takes 3
         # of the small model.
         small = self.shared.extractor_macs

@@ -1,9 +1,7 @@
 """Algorithm 1 of the paper, written out: losses, clipping, SGD and the average by hand.
 
-Parameters, keys and the order of samples are the engine's, so both compute the same numbers
-up to rounding. Three settings follow the released code instead of the paper: `aggregation =
-"last"`, where the average is the last participant's extractor; `mix_relay`, where one mix vector
-is passed from client to client; `leak_momentum`, where momentum is.
+Parameters, keys and the order of samples are the engine's, so both compute the same numbers up to
+rounding.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfedafm_jax import engine
 from pfedafm_jax.data import augment, normalise
 from pfedafm_jax.engine import Programs, RoundResult, State
 from pfedafm_jax.engine.round import participants_of
@@ -22,7 +19,7 @@ from pfedafm_jax.engine.visit import client_key
 from pfedafm_jax.methods.pfedafm import PFedAFM
 from pfedafm_jax.methods.standalone import private_model
 from pfedafm_jax.models import Architecture
-from pfedafm_jax.reference.plain import accuracy, columns, finite, weights, with_server, write
+from pfedafm_jax.reference.plain import accuracy, columns, finite, weights, with_server
 from pfedafm_jax.training import ORDER_KEY, LocalTraining, epoch_order
 
 Tree = Any
@@ -37,80 +34,79 @@ class Batch(NamedTuple):
     weights: jax.Array
 
 
+class Visit(NamedTuple):
+    """What a client has done in a round."""
+
+    client: Tree  # its new state
+    extractor: Tree | None  # the shared extractor it uploads; None: nothing, it is not finite
+    left: dict[str, Tree]  # its mix vector, and momenta after the last step, see `visit`
+    report: dict[str, Any]
+
+
 # ---------------------------------------------------------------------------------------- the round
-
-
-def start(programs: Programs, folder: str | None = None) -> State:
-    """As the engine's; the server's state also has `relay`, what one client passes to the next."""
-    state, settings = engine.start(programs, folder), programs.config.pfedafm
-    if programs.config.method == "pfedafm" and (settings.mix_relay or settings.leak_momentum):
-        mix = jax.device_get(state.store.start(0)["mix"])
-        extractor = jax.device_get(state.server["shared_extractor"])
-        relay = {"mix": mix, "mix_velocity": 0 * mix, "shared_velocity": zeros(extractor)}
-        state = state._replace(server={**state.server, "relay": programs.devices.replicate(relay)})
-    return state
 
 
 def run_round(
     programs: Programs, state: State, t: int, participants: Sequence[int] | np.ndarray | None = None
 ) -> tuple[State, RoundResult]:
     """One iteration of the outer loop, see `engine.run_round`."""
-    settings, method = programs.config.pfedafm, programs.method
-    server = jax.device_get(state.server)
-    received, relay = server["shared_extractor"], server.get("relay", {})
+    received = jax.device_get(state.server)["shared_extractor"]
     order, dropped = participants_of(programs.config, t, participants)
     uploads, reports = [], []
     for k, weight in zip(order, weights(programs, order), strict=True):
-        architecture = programs.architectures[programs.groups[k]]
-        key, client = client_key(programs.key, t, k), state.store.state(k)
-        if settings.mix_relay and state.store.visited[k]:
-            client = {**client, "mix": relay["mix"]}  # as the previous client left it
+        client = state.store.state(k)
+        done = visit(programs, t, k, client, received, momenta(client, received))
+        state.store.write(k, done.client)
+        reports.append(done.report)
+        if done.extractor is not None:
+            uploads.append((weight, done.extractor))
+    new = {"shared_extractor": aggregated(programs.method.aggregation, uploads, received)}
+    return with_server(state, new), RoundResult(np.array(order, int), columns(reports), dropped)
 
-        # Phase 1: freeze the shared extractor, train the local model and the mix vector.
-        params = {"model": private_model(client), "mix": client["mix"]}
-        frozen = {"shared_extractor": received}
-        if settings.training == "end_to_end":
-            params, frozen = {**params, **frozen}, {}
-        velocity = zeros(params)
-        if settings.leak_momentum:
-            velocity["mix"] = relay["mix_velocity"]
-        losses = []
-        for batch in batches(programs, k, jax.random.fold_in(key, 1)):
-            step = mixed_step(architecture, method, params, velocity, frozen, batch)
-            params, velocity, loss = step
+
+def visit(
+    programs: Programs, t: int, k: int, client: Tree, received: Tree, left: dict[str, Tree]
+) -> Visit:
+    """Both phases of client `k` in round `t`.
+
+    Args:
+        client: its state.
+        received: the shared extractor.
+        left: `mix_velocity` and `shared_velocity`, the momenta that it starts from.
+    """
+    method, settings = programs.method, programs.method.settings
+    architecture, key = programs.architectures[programs.groups[k]], client_key(programs.key, t, k)
+
+    # Phase 1: freeze the shared extractor, train the local model and the mix vector.
+    params = {"model": private_model(client), "mix": client["mix"]}
+    frozen = {"shared_extractor": received}
+    if settings.training == "end_to_end":
+        params, frozen = {**params, **frozen}, {}
+    velocity = {**zeros(params), "mix": left["mix_velocity"]}
+    losses = []
+    for batch in batches(programs, k, jax.random.fold_in(key, 1)):
+        step = mixed_step(architecture, method, params, velocity, frozen, batch)
+        params, velocity, loss = step
+        losses.append((loss, jnp.sum(batch.weights)))
+    left = {**left, "mix": params["mix"], "mix_velocity": velocity["mix"]}
+    report = {"loss": mean(losses), "mix_mean": float(jnp.mean(params["mix"]))}
+    trained = {**frozen, **params}["shared_extractor"]
+
+    # Evaluate between the phases, with the extractor received (end to end: the one trained).
+    good = finite((params, report))
+    client = {**client, **params["model"], "mix": params["mix"]} if good else client
+    report |= accuracy(programs, k, client, {"shared_extractor": trained if good else received})
+
+    # Phase 2: freeze the header, train the shared extractor.
+    if good and settings.training == "iterative":
+        moved, losses = left["shared_velocity"], []
+        for batch in batches(programs, k, jax.random.fold_in(key, 2)):
+            step = shared_step(method, trained, moved, client["header"], batch)
+            trained, moved, loss = step
             losses.append((loss, jnp.sum(batch.weights)))
-        relay = {**relay, "mix": params["mix"], "mix_velocity": velocity["mix"]} if relay else relay
-        report = {"loss": mean(losses), "mix_mean": float(jnp.mean(params["mix"]))}
-        trained = {**frozen, **params}["shared_extractor"]
-
-        # Evaluate between the phases, with the extractor received (end to end: the one trained).
-        good = finite((params, report))
-        client = {**client, **params["model"], "mix": params["mix"]} if good else client
-        write(state, k, client)
-        report |= accuracy(programs, k, client, {"shared_extractor": trained if good else received})
-
-        # Phase 2: freeze the header, train the shared extractor.
-        if good and settings.training == "iterative":
-            moved = relay["shared_velocity"] if settings.leak_momentum else zeros(received)
-            losses = []
-            for batch in batches(programs, k, jax.random.fold_in(key, 2)):
-                step = shared_step(method, trained, moved, client["header"], batch)
-                trained, moved, loss = step
-                losses.append((loss, jnp.sum(batch.weights)))
-            relay = {**relay, "shared_velocity": moved} if relay else relay
-            report["shared_loss"] = mean(losses)
-            good = finite((trained, report["shared_loss"]))
-        if good:
-            uploads.append((weight, trained))
-        reports.append({**report, "finite": good})
-
-    new = {"shared_extractor": weighted_mean(uploads, received)}  # Eq. 11
-    if uploads and method.aggregation == "median":
-        each = [extractor for _, extractor in uploads]
-        middle = jax.tree.map(lambda *leaves: jnp.median(jnp.stack(leaves), axis=0), *each)
-        new = {"shared_extractor": middle}
-    state = with_server(state, {**new, "relay": relay} if relay else new)
-    return state, RoundResult(np.array(order, int), columns(reports), dropped)
+        left["shared_velocity"], report["shared_loss"] = moved, mean(losses)
+        good = finite((trained, report["shared_loss"]))
+    return Visit(client, trained if good else None, left, {**report, "finite": good})
 
 
 @partial(jax.jit, static_argnums=0)
@@ -144,7 +140,7 @@ def mixed_step(
         part = params[name], gradient[name], velocity[name]
         new[name], moved[name] = network_step(training, *part)
     if own.mix_fixed is None:
-        numbers = own.mix_learning_rate, training.momentum, own.mix_weight_decay
+        *numbers, _ = method.mix_optimizer  # learning rate, momentum, decay; it is not clipped
         new["mix"], moved["mix"] = sgd(params["mix"], gradient["mix"], velocity["mix"], *numbers)
     if own.mix_project:
         new["mix"] = jnp.clip(new["mix"], 0.0, 1.0)
@@ -243,6 +239,19 @@ def weighted_mean(uploads: list[tuple[float, Tree]], old: Tree) -> Tree:
 def mean(losses: list[tuple[jax.Array, jax.Array]]) -> float:
     """Mean loss over samples, from the loss and the number of samples of each batch."""
     return float(sum(loss * count for loss, count in losses) / sum(count for _, count in losses))
+
+
+def aggregated(aggregation: str, uploads: list[tuple[float, Tree]], old: Tree) -> Tree:
+    """The next shared extractor (Eq. 11), or the median, from `(n_k, θ_k)` of the uploads."""
+    if not uploads or aggregation != "median":
+        return weighted_mean(uploads, old)
+    each = (extractor for _, extractor in uploads)
+    return jax.tree.map(lambda *leaves: jnp.median(jnp.stack(leaves), axis=0), *each)
+
+
+def momenta(client: Tree, extractor: Tree) -> dict[str, Tree]:
+    """Momenta at the start of a visit: zeros."""
+    return {"mix_velocity": zeros(client["mix"]), "shared_velocity": zeros(extractor)}
 
 
 def zeros(params: Tree) -> Tree:

@@ -13,7 +13,7 @@ from pfedafm_jax.data import normalise
 from pfedafm_jax.engine import Programs, RoundResult, State
 from pfedafm_jax.engine.round import participants_of
 from pfedafm_jax.engine.visit import SERVER_KEY, client_key
-from pfedafm_jax.methods.base import Method, Uploads
+from pfedafm_jax.methods.base import Uploads, next_broadcast
 from pfedafm_jax.statistics import OWN, kept, received
 from pfedafm_jax.training import ClientData
 
@@ -37,9 +37,10 @@ def shared_update(method, key, client, server, data, weight):
 
 
 @jax.jit
-def uploads_update(method, server, uploads):
-    """`Method.uploads_update` as one program."""
-    return method.uploads_update(server, uploads)
+def broadcast(method, server, uploads):
+    """The next broadcast, jitted."""
+    clients, parts, weight, key = uploads
+    return next_broadcast(method, server, clients, parts, weight, key)
 
 
 @partial(jax.jit, static_argnums=1)
@@ -64,10 +65,10 @@ def run_round(
         report = {name: float(value) for name, value in update.info.items()}
         report["finite"] = finite((update.client, update.upload, update.info))
         client = update.client if report["finite"] else client
-        write(state, k, client)
+        state.store.write(k, client)
         report |= accuracy(programs, k, client, server if update.view is None else update.view)
         if report["finite"]:
-            sent[k] = [(update.upload, update.weight)]
+            sent[k] = dict(update.upload), dict(update.weight)
         if report["finite"] and method.shared_parts:
             shared = (*method.shared_parts, OWN)
             parts = {name: client[name] for name in shared if name in client}
@@ -75,18 +76,13 @@ def run_round(
             report |= {name: float(value) for name, value in update.info.items()}
             report["finite"] = finite((update.upload, update.info))
             if report["finite"] and OWN in client:
-                write(state, k, {**client, OWN: update.client[OWN]})
+                state.store.write(k, {**client, OWN: update.client[OWN]})
             if report["finite"]:
-                sent[k].append((update.upload, update.weight))
+                sent[k][0].update(update.upload)
+                sent[k][1].update(update.weight)
         reports.append(report)
-    if sent and type(method).uploads_update is not Method.uploads_update:
-        server = uploads_update(method, server, stacked(programs, t, order, sent))
-    elif sent:
-        pairs = [pair for pairs in sent.values() for pair in pairs]
-        names = sorted({name for upload, _ in pairs for name in upload})
-        of = median if method.aggregation == "median" else average
-        mean = {name: of(name, server[name], pairs) for name in names}
-        server = method.server_update(server, mean) if mean else server
+    if any(upload for upload, _ in sent.values()):
+        server = broadcast(method, server, stacked(programs, t, order, sent))
     result = RoundResult(np.array(order, int), columns(reports), dropped)
     return with_server(state, server), result
 
@@ -97,67 +93,23 @@ def evaluate(programs: Programs, state: State, clients: Sequence[int] | np.ndarr
     return columns([accuracy(programs, k, state.store.state(k), state.server) for k in order])
 
 
-def average(name: str, old: Tree, sent: list[tuple[dict, dict]]) -> Tree:
-    """Σ w u / Σ w of a part of the server's state, per row if `w` has rows; `old` if Σ w is 0."""
-    shares = [np.asarray(weight[name], np.float64) for upload, weight in sent if name in upload]
-
-    def mean(before: np.ndarray, *leaves: np.ndarray) -> np.ndarray:
-        if leaves[0] is None:  # statistics that stay with the clients
-            return before
-        ndim = np.ndim(before)
-        wide = [share.reshape(share.shape + (1,) * (ndim - share.ndim)) for share in shares]
-        total = sum(wide)
-        summed = sum(share * np.asarray(leaf) for share, leaf in zip(wide, leaves, strict=True))
-        found = np.where(total > 0, summed / np.where(total > 0, total, 1), before)
-        return found.astype(np.float32)
-
-    return jax.tree.map(mean, old, *(upload[name] for upload, _ in sent if name in upload))
-
-
-def median(name: str, old: Tree, sent: list[tuple[dict, dict]]) -> Tree:
-    """Of each number of a part the median over those that sent it, or the old value."""
-    shares = [np.asarray(weight[name]) for upload, weight in sent if name in upload]
-
-    def middle(before: np.ndarray, *leaves: np.ndarray) -> np.ndarray:
-        if leaves[0] is None:
-            return before
-        ndim = np.ndim(before)
-        wide = [share.reshape(share.shape + (1,) * (ndim - share.ndim)) for share in shares]
-        lacking = [np.broadcast_to(share == 0, before.shape) for share in wide]
-        found = np.ma.median(np.ma.array(np.stack(leaves), mask=np.stack(lacking)), axis=0)
-        return np.where(np.ma.getmaskarray(found), before, np.ma.getdata(found)).astype(np.float32)
-
-    return jax.tree.map(middle, old, *(upload[name] for upload, _ in sent if name in upload))
-
-
-def stacked(programs: Programs, t: int, order: Sequence[int], sent: dict[int, list]) -> Uploads:
-    """Single uploads by place in the order drawn, with zeros of those who sent nothing."""
+def stacked(
+    programs: Programs, t: int, order: Sequence[int], sent: dict[int, tuple[dict, dict]]
+) -> Uploads:
+    """Uploads and weights by place in the order drawn, with zeros of those who sent nothing."""
     config = programs.config
-    pairs = [pair for pairs in sent.values() for pair in pairs]
-    blank = jax.tree.map(lambda leaf: np.zeros_like(leaf), merged(pairs))
-    rows = [blank] * config.num_participants
-    clients: Any = np.full(config.num_participants, config.num_clients, np.int32)
-    for place, k in enumerate(order):
-        if k in sent:
-            found = merged(sent[k])
-            rows[place] = [{**old, **new} for old, new in zip(blank, found, strict=True)]
-            clients[place] = k
+    nobody = max(config.num_participants - len(order), 0)
+    fullest = max(sent.values(), key=lambda pair: len(pair[0]))
+    blank = jax.tree.map(np.zeros_like, fullest)
+    pairs = [sent.get(k, ({}, {})) for k in order] + [({}, {})] * nobody
+    rows = [({**blank[0], **upload}, {**blank[1], **weight}) for upload, weight in pairs]
     parts, weight = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+    clients: Any = np.array([*order, *[config.num_clients] * nobody], np.int32)
     return Uploads(clients, parts, weight, client_key(programs.key, t, SERVER_KEY))
 
 
-def merged(pairs: list[tuple[dict, dict]]) -> list[dict]:
-    """Uploads of several stages as one, and their weights."""
-    return [
-        {name: part for one in some for name, part in one.items()}
-        for some in zip(*pairs, strict=True)
-    ]
-
-
 def weights(programs: Programs, order: Sequence[int]) -> list[float]:
-    """Weights of the average: n_k; or 1; or 1 for the last participant alone (released code)."""
-    if programs.config.aggregation == "last":
-        return [0.0] * (len(order) - 1) + [1.0]
+    """Weights of the average: n_k, or 1."""
     if programs.config.aggregation in ("uniform", "median"):
         return [1.0] * len(order)
     return [float(programs.num_train[k]) for k in order]
@@ -185,12 +137,6 @@ def accuracy(programs: Programs, client: int, state: Tree, server: Tree) -> Repo
 def finite(tree: Tree) -> bool:
     """Whether all numbers of a tree are finite."""
     return all(bool(np.all(np.isfinite(leaf))) for leaf in jax.tree.leaves(jax.device_get(tree)))
-
-
-def write(state: State, client: int, new: Tree) -> None:
-    """Puts a client's state into the store."""
-    rows = jax.tree.map(lambda leaf: np.asarray(leaf)[None], new)
-    state.store.write(int(state.store.groups[client]), [client], rows)
 
 
 def with_server(state: State, server: Tree) -> State:

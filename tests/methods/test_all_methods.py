@@ -39,12 +39,21 @@ def test_all_are_registered_and_all_means_those_of_the_paper():
         chosen_methods("all,fedpre")
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_shapes_stay_numbers_are_finite_and_runs_repeat(method):
+@pytest.fixture(scope="module", params=METHODS)
+def method(request):
+    """Each method in turn, through all tests, so that its programs are compiled once."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def programs(method):
+    return small_programs(method)
+
+
+def test_shapes_stay_numbers_are_finite_and_runs_repeat(programs):
     def shapes(tree):
         return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
 
-    programs = small_programs(method)
     clients, server, info = play(programs, [0, 1, 3], [2, 0])
     assert shapes(start_of(programs)) == shapes((clients, server))
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((clients, server, info)))
@@ -52,9 +61,7 @@ def test_shapes_stay_numbers_are_finite_and_runs_repeat(method):
     assert same((clients, server, info), play(programs, [0, 1, 3], [2, 0]))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_who_takes_no_part_is_untouched_and_the_order_of_the_others_does_not_matter(method):
-    programs = small_programs(method)
+def test_who_takes_no_part_is_untouched_and_the_order_of_the_others_does_not_matter(programs):
     start, _ = start_of(programs)
     clients, _, _ = play(programs, [1, 3], [3])
     assert [same(old, new) for old, new in zip(start, clients, strict=True)] == [
@@ -63,13 +70,11 @@ def test_who_takes_no_part_is_untouched_and_the_order_of_the_others_does_not_mat
     assert_close(play(programs, [0, 1, 2])[:2], play(programs, [2, 0, 1])[:2])
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_engine_equals_plain_loop(method):
-    assert_equals_plain_loop(small_programs(method))
+def test_engine_equals_plain_loop(programs):
+    assert_equals_plain_loop(programs)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
 def test_engine_equals_plain_loop_two_at_a_time(method):
     assert_equals_plain_loop(small_programs(method, 2))
 
@@ -80,9 +85,7 @@ def rounds_of(config):
     return [next(t for t in lost if lost[t] in wanted) for wanted in ((1, 2), (3,))]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_whoever_drops_out_stays_as_it_was_and_has_no_part(method):
-    programs = small_programs(method)
+def test_whoever_drops_out_stays_as_it_was_and_has_no_part(programs):
     losing = replace(programs, config=replace(programs.config, dropout=0.6))
     some, every = rounds_of(losing.config)
     stayed, dropped = participants_of(losing.config, some)
@@ -136,16 +139,13 @@ def net(architecture, extractor, header, images):
     return np.asarray(features, np.float64), np.asarray(logits, np.float64)
 
 
-def first_loss(method, client, server, update, private, shared, labels):
-    """What the first batch of a visit should cost, from (extractor, header, images) -> (features,
-    logits)."""
+def loss_by_hand(method, client, server, private, shared, labels):
+    """What a visit that moves nothing should cost, from (extractor, header) -> (features, logits)."""
     if method in ("standalone", "lg_fedavg", "fedgh"):
         header = client["header"] if method == "standalone" else server["header"]
         return ce(private(client["local_extractor"], header)[1], labels)
-    # FedRep: of the second phase, under the header that the first one left.
-    if method in ("fedper", "fedrep"):
-        header = client["header"] if method == "fedper" else update.client["header"]
-        return ce(shared(server["shared_extractor"], header)[1], labels)
+    if method in ("fedper", "fedrep"):  # FedRep: of the second phase
+        return ce(shared(server["shared_extractor"], client["header"])[1], labels)
     if method == "pfedafm":
         header = client["header"]
         mine, _ = private(client["local_extractor"], header)
@@ -172,19 +172,23 @@ def first_loss(method, client, server, update, private, shared, labels):
     return mine + others + to_mine + to_other + 2 * ce(0.5 * logits + 0.5 * other, labels)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_loss_of_a_visit_of_one_batch_by_hand(method):
-    programs = build(small_config(method, batch_size=64, local_epochs=1), *small_data())
-    (client, *_), server = start_of(programs)
-    rng = np.random.default_rng(1)
+def test_the_loss_of_a_visit_by_hand(method, programs):
+    """At rates of 0, where every batch meets the same model. FedKD divides each batch's loss by
+    another number: a client of one batch."""
+    number = 2 if method == "fedkd" else 0
+    clients, server = start_of(programs)
+    client, still = clients[number], replace(programs.method.training, learning_rate=0.0)
+    rng, method_itself = np.random.default_rng(1), replace(programs.method, training=still)
     if method == "pfedafm":
         client["mix"] = np.full_like(client["mix"], 0.25)
+        own = replace(method_itself.settings, mix_learning_rate=0.0)
+        method_itself = replace(method_itself, settings=own)
     for rows, known in (("class_scores", "class_known"), ("prototypes", "prototype_known")):
         if rows in server:
             server[rows] = np.float32(rng.dirichlet(np.ones(server[rows].shape[1]), CLASSES))
             server[known] = np.float32([1, 0, 1, 0])
-    architecture, key, one = programs.architectures[0], jax.random.key(3), np.float32(1)
-    data, method_itself = plain.data_of(programs, 0), programs.method
+    architecture = programs.architectures[programs.groups[number]]
+    key, one, data = jax.random.key(3), np.float32(1), plain.data_of(programs, number)
     update = plain.client_update(method_itself, architecture, key, client, server, data, one)
     used = split_adaptability(programs.config.seed, 0.3, data)[1] if method == "fedapen" else data
     rows = np.asarray(used.train)[: int(used.num_train)]
@@ -199,12 +203,12 @@ def test_the_loss_of_a_visit_of_one_batch_by_hand(method):
         return net(method_itself.shared, extractor, header, images)
 
     labels = programs.dataset.labels[rows]
-    expected = first_loss(method, client, server, update, private, shared, labels)
+    expected = loss_by_hand(method, client, server, private, shared, labels)
     np.testing.assert_allclose(update.info["loss"], expected, rtol=1e-4)
-    if method == "pfedafm":  # phase 2: the small model under the header that phase 1 left
-        kept = {"header": update.client["header"]}
-        second = plain.shared_update(method_itself, key, kept, server, data, one)
-        logits = shared(server["shared_extractor"], kept["header"])[1]
+    if method == "pfedafm":  # phase 2: the small model under the header that it is given
+        given = {"header": jax.tree.map(lambda leaf: 2 * leaf, client["header"])}
+        second = plain.shared_update(method_itself, key, given, server, data, one)
+        logits = shared(server["shared_extractor"], given["header"])[1]
         np.testing.assert_allclose(second.info["shared_loss"], ce(logits, labels), rtol=1e-4)
 
 
@@ -218,9 +222,9 @@ SUMMED = {
 }
 
 
-@pytest.mark.parametrize("method", SUMMED)
-def test_the_average_is_weighted_by_samples_and_of_one_is_its_own(method):
-    part, programs = SUMMED[method], small_programs(method)
+@pytest.mark.parametrize("name", SUMMED)
+def test_the_average_is_weighted_by_samples_and_of_one_is_its_own(name):
+    part, programs = SUMMED[name], small_programs(name)
     alone = [play(programs, [client])[1][part] for client in (0, 1)]
     together = play(programs, [0, 1])[1][part]
     expected = jax.tree.map(lambda a, b: (SIZES[0] * a + SIZES[1] * b) / sum(SIZES[:2]), *alone)
@@ -229,11 +233,11 @@ def test_the_average_is_weighted_by_samples_and_of_one_is_its_own(method):
 
 
 @pytest.mark.parametrize(
-    ("method", "rows", "known"),
+    ("name", "rows", "known"),
     [("fd", "class_scores", "class_known"), ("fedproto", "prototypes", "prototype_known")],
 )
-def test_rows_are_averaged_by_class_counts_and_absent_classes_stay_unknown(method, rows, known):
-    (dataset, partition), programs = small_data(), small_programs(method)
+def test_rows_are_averaged_by_class_counts_and_absent_classes_stay_unknown(name, rows, known):
+    (dataset, partition), programs = small_data(), small_programs(name)
     alone = [play(programs, [client])[1][rows] for client in (0, 1)]
     _, server, _ = play(programs, [0, 1])
     held = [dataset.labels[partition.train[client]] for client in (0, 1)]

@@ -20,6 +20,7 @@ from pfedafm_jax.methods.pfedafm import (
     train_local_model,
     train_shared_extractor,
 )
+from pfedafm_jax.methods.pfedafm_released import PFedAFMReleased
 from pfedafm_jax.training import ClientData, cross_entropy, sgd, train
 
 
@@ -165,7 +166,7 @@ def test_predictions_at_the_ends_of_the_mix(visit):
     assert float(jnp.max(jnp.abs(ones["small"] - ones["large"]))) > 1e-3
 
 
-def test_cost_by_hand(visit):
+def test_cost_by_hand(visit, config):
     cost = visit.method.cost(visit.architecture, 10, 2)
     # small_b: conv 5·5·3·3 + 3, fc1 12·10 + 10, fc2 10·12 + 12
     assert cost.floats_up == cost.floats_down == 228 + 130 + 132
@@ -173,8 +174,10 @@ def test_cost_by_hand(visit):
     header = 12 * 4
     # 10 images, 2 epochs, 2 operations per multiply-add; a trained pass costs 3, a frozen one 1
     assert cost.flops == 2 * 2 * 10 * (3 * (local + header) + shared + 3 * (shared + header))
-    heavier = own(visit.method, send_header=True)
-    assert heavier.cost(visit.architecture, 10, 2).floats_up == cost.floats_up + 13 * 4
+    released = PFedAFMReleased.of(config, visit.training, visit.method.shared, [visit.architecture])
+    heavier = released.cost(visit.architecture, 10, 2)  # with the header that is never trained
+    assert heavier.floats_up == heavier.floats_down == cost.floats_up + 13 * 4
+    assert heavier.flops == cost.flops
 
 
 def averaged(old, uploads, weights):

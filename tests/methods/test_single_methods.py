@@ -77,8 +77,10 @@ def test_fedproto_evaluates_both_ways_and_falls_back_to_the_header(by):
 
 
 def test_the_header_of_fedrep_is_trained_by_sgd_on_frozen_features():
-    """Three epochs of one batch: softmax regression with momentum and decay, in 64 bits."""
-    programs = build(small_config("fedrep", batch_size=64, clip_norm=1e30), *small_data())
+    """Three epochs of one batch: softmax regression with momentum and decay, in 64 bits. And the
+    extractor is trained under the header that this leaves."""
+    one_batch = {"batch_size": 64, "local_epochs": 1, "clip_norm": 1e30}
+    programs = build(small_config("fedrep", **one_batch), *small_data())
     (client, *_), server = start_of(programs)
     data, config, shared = plain.data_of(programs, 0), programs.config, programs.method.shared
     work = jax.random.key(0), client, server, data, np.float32(1)
@@ -98,3 +100,6 @@ def test_the_header_of_fedrep_is_trained_by_sgd_on_frozen_features():
     header = update.client["header"]
     found = np.vstack([header["kernel"], header["bias"]])
     np.testing.assert_allclose(found, weights, rtol=1e-4, atol=1e-6)
+    scores, labels = inputs @ weights, programs.dataset.labels[rows]
+    losses = np.log(np.exp(scores).sum(-1)) - scores[np.arange(len(rows)), labels]
+    np.testing.assert_allclose(update.info["loss"], losses.mean(), rtol=1e-4)

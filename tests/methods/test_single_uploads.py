@@ -99,8 +99,9 @@ def test_several_runs_together_each_see_their_own(dropout):
 def test_whoever_is_not_finite_has_no_row():
     made = programs()
     state = start(made)
-    broken = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan)[None], state.store.state(0))
-    state.store.write(0, [0], broken)
+    state.store.write(
+        0, jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), state.store.state(0))
+    )
     state, result = run_round(made, state, 1, [1, 0, 2])
     assert result.info["finite"].tolist() == [True, False, True]
     assert np.asarray(state.server["order"]).tolist() == [1, -1, 2]
