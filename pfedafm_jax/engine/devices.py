@@ -71,11 +71,15 @@ def _cache(chosen: str | None) -> None:
 
 def _keep_memory() -> None:
     """Makes the C library keep freed memory: XLA frees and allocates the same hundred megabytes
-    every round, and having the system clear them each time takes a tenth of a round."""
+    every round, and having the system clear them each time takes a tenth of a round.
+
+    In two arenas: with one for each of the threads that write checkpoints, 40 rounds of Standalone
+    with a hundred clients took 4.8 GB instead of 3.4, and 500 rounds took seven.
+    """
     with contextlib.suppress(OSError, AttributeError):  # only glibc has `mallopt`
-        # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD.
-        for option, megabytes in ((-3, 32), (-1, 2047), (-2, 64)):
-            ctypes.CDLL(None).mallopt(option, megabytes << 20)
+        # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD, M_ARENA_MAX.
+        for option, value in ((-3, 32 << 20), (-1, 2047 << 20), (-2, 64 << 20), (-8, 2)):
+            ctypes.CDLL(None).mallopt(option, value)
 
 
 class Devices:
