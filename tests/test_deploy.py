@@ -5,7 +5,6 @@ import json
 import stat
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -14,8 +13,7 @@ from small import METHODS, assert_close, same, slow_but, small_config, small_dat
 
 from pfedafm_jax import PfedafmError, load_client, load_run, run
 from pfedafm_jax.commands import serve
-from pfedafm_jax.commands.certs import needed
-from pfedafm_jax.deploy import wire
+from pfedafm_jax.deploy import needed, wire
 from pfedafm_jax.deploy.node import Node
 from pfedafm_jax.deploy.roster import Roster, classes_of
 from pfedafm_jax.deploy.server import Federation, Nodes
@@ -31,11 +29,8 @@ DATA, PARTITION = small_data()
 class Local(Node):
     """A node with a client's rows of the small data, as if they were its own."""
 
-    def _loaded(self, config, classes, **statistics):
-        rows = np.concatenate([PARTITION.train[self.client], PARTITION.test[self.client]])
-        count = len(PARTITION.train[self.client])
-        images, labels = DATA.images[rows], DATA.labels[rows]
-        return replace(DATA, images=images, labels=labels, num_train=count), count
+    def own_data(self, config, classes, **statistics):
+        return DATA, PARTITION.train[self.client], PARTITION.test[self.client]
 
 
 class Wire:
@@ -61,9 +56,7 @@ class Wire:
         if hand and head["kind"] == "visit":
             reply = hand(*reply)
         self.sent.append((head, body, *reply))
-        self._waiting[question] = SimpleNamespace(
-            question=question, head=reply[0], body=reply[1], why=""
-        )
+        self._waiting[question] = question, *reply
         return question
 
     def replies(self, questions):
@@ -189,7 +182,6 @@ def test_who_cannot_take_part_is_told_so_before_round_1(tmp_path):
     link = Wire(*(Local(k, States(tmp_path / str(k)), "") for k in (0, 1)))
     link.all[100].architecture, link.owners = "dense_c", {100: 0, 101: 2}
     nodes = Nodes(link, roster, lines.append)
-    nodes._look()
     nodes._heard({})
     lines.sort(key=lambda line: "node 101" in line)
     assert "its architecture is dense_c; the federation has dense_a, dense_b" in lines[0]
@@ -228,11 +220,11 @@ def test_a_node_reads_a_file_or_its_share_of_what_all_have(tmp_path):
     path = tmp_path / "mine.npz"
     arrays = {"images": DATA.images[:8], "labels": DATA.labels[:8]}
     np.savez(path, **arrays, test_images=DATA.images[8:10], test_labels=DATA.labels[8:10])
-    own, count = Node(0, States(tmp_path), str(path)).own_data(config, CLASSES)
-    assert (count, len(own.images), own.class_names) == (8, 10, tuple(CLASSES))
+    own, train, test = Node(0, States(tmp_path), str(path)).own_data(config, CLASSES)
+    assert (len(train), test.tolist(), own.class_names) == (8, [8, 9], tuple(CLASSES))
     names = [str(number) for number in range(10)]
-    share, count = Node(1, States(tmp_path), "synthetic").own_data(config, names)
-    assert 0 < count < len(share.images) < 120
+    _, train, test = Node(1, States(tmp_path), "synthetic").own_data(config, names)
+    assert 0 < len(test) < len(train) and len(train) + len(test) < 120
 
 
 def test_a_folder_of_states_is_one_nodes_alone(tmp_path):

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from pfedafm_jax.data.dataset import noun_of
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.export import CARD, is_node, load_client
+from pfedafm_jax.export import is_client, load_client
 from pfedafm_jax.files import write_atomically
 from pfedafm_jax.plugins import load_plugin
 from pfedafm_jax.progress import clean, console
@@ -35,7 +35,7 @@ def chosen(asked: argparse.Namespace) -> TrainedClient:
     """The client that these options select."""
     for file in asked.plugin:
         load_plugin(file)
-    if (Path(asked.run) / CARD).exists() or is_node(asked.run):
+    if is_client(asked.run):
         if asked.client is not None:
             raise bad("client", asked.client, f"nothing: {asked.run} is one client's own folder")
         return load_client(asked.run)
