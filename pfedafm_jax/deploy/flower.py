@@ -329,7 +329,8 @@ def _until(process: subprocess.Popen, call: Callable[[], Any]) -> Any:
 
 # ------------------------------------------------------- for superlinks and supernodes of one's own
 
-server_app, client_app = ServerApp(), ClientApp()
+server_app = ServerApp()  # on lines of their own: Flower looks for them without importing this
+client_app = ClientApp()
 
 
 @server_app.main()
