@@ -9,7 +9,7 @@ import numpy as np
 
 from pfedafm_jax.alone import alone
 from pfedafm_jax.data.pictures import read_pictures
-from pfedafm_jax.data.values import standardised
+from pfedafm_jax.data.values import class_labels, standardised
 from pfedafm_jax.engine.state import client_start
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.settings import bad
@@ -113,7 +113,7 @@ def _own_data(
     def ready(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
         rows, _ = read_pictures(np.asarray(images), run.method.shared.stored(1))
         pixels = standardised(rows, data["mean"], data["std"])
-        return pixels, _labels(labels, len(pixels), len(run.classes))
+        return pixels, class_labels(labels, len(pixels), "labels", len(run.classes))
 
     pixels, numbers = ready(images, labels)
     if test_images is None:
@@ -129,17 +129,3 @@ def _own_data(
             "or more)"
         )
     return pixels, numbers, (train, test)
-
-
-def _labels(labels: Any, count: int, num_classes: int) -> np.ndarray:
-    found = np.asarray(labels)
-    if found.shape != (count,) or found.dtype.kind not in "iu":
-        raise PfedafmError(
-            f"labels: {found.dtype} {list(found.shape)}; accepted: {count} integers, one an image"
-        )
-    if count and not (found.min() >= 0 and found.max() < num_classes):
-        raise PfedafmError(
-            f"labels run from {found.min()} to {found.max()}; accepted: 0 to {num_classes - 1}, the "
-            "classes of the run"
-        )
-    return found
