@@ -1,5 +1,6 @@
 """One client away from the others: a newcomer of a finished run, a node of a federation."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -63,8 +64,8 @@ def alone(
     client: int,
     images: np.ndarray,
     labels: np.ndarray,
-    rows: tuple[np.ndarray, np.ndarray],
-    widths: tuple[int, int],
+    rows: Sequence[np.ndarray],
+    widths: Sequence[int],
     weight: float,
 ) -> Alone:
     """A client of a run.

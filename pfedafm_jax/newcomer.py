@@ -80,7 +80,7 @@ def join(
         images=np.pad(pixels, [(0, padding)] + [(0, 0)] * (pixels.ndim - 1)),
         labels=np.pad(numbers, (0, padding)),
         rows=rows,
-        widths=tuple(table_width([len(own), *run.sizes]) for own in rows),
+        widths=[table_width([len(own), *run.sizes]) for own in rows],
         weight=count,
     )
     history: list[dict[str, float]] = []

@@ -13,7 +13,6 @@ import hashlib
 import json
 import logging
 import shlex
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +45,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import http_grid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from pfedafm_jax.deploy.launch import POLL, last_words, retry_soon, started
+from pfedafm_jax.deploy.launch import POLL, free_port, last_words, retry_soon, started
 from pfedafm_jax.deploy.wire import Head
 from pfedafm_jax.errors import PfedafmError, naming
 from pfedafm_jax.files import read_bytes
@@ -248,7 +247,7 @@ def answer_forever(
     flags += ["--auth-supernode-private-key", str(key)] if key else []
     wait = 1.0
     while node.left is None:
-        port, began = _free_port(), time.monotonic()
+        port, began = free_port(), time.monotonic()
         with started("supernode", [*flags, "--port", str(port)], place) as (process, secret):
             about: tuple[Any, ...] = (f"127.0.0.1:{port}", True, None)
             runtime = _runtime(about, secret)
@@ -289,12 +288,6 @@ def reply_to(message: Message, answer: Callable) -> Message:
     except (PfedafmError, ValueError) as error:
         found = record({"error": str(error)}, b"")
     return Message(found, reply_to=message)
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 # ----------------------------------------------------------------------------------- what they share

@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -57,6 +58,13 @@ def started(which: str, flags: list[str], place: Path) -> Iterator[tuple[subproc
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def free_port() -> int:
+    """A port of this machine that nobody uses at the moment."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 def last_words(path: Path) -> str:

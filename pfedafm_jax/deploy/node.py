@@ -80,7 +80,7 @@ class Node:
     # ------------------------------------------------------------------------------ the data
 
     def own_data(
-        self, config: Config, classes: Sequence[str], **statistics: Sequence[float]
+        self, config: Config, classes: Sequence[str], **statistics: Any
     ) -> tuple[Dataset, np.ndarray, np.ndarray]:
         """A dataset, and which rows of it this client trains and tests on.
 
