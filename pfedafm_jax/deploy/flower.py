@@ -68,9 +68,10 @@ arguments = ""
 
 
 def record(head: Head, body: bytes) -> RecordDict:
-    """A message of ours as one of Flower's."""
-    found = RecordDict({"head": ConfigRecord({"json": json.dumps(head)})})
-    if body:
+    """A message of ours as one of Flower's, in few pieces: each takes three requests."""
+    small = body if len(body) <= PIECE else b""
+    found = RecordDict({"head": ConfigRecord({"json": json.dumps(head), "body": small})})
+    if body and not small:  # only arrays are cut into pieces
         found["body"] = ArrayRecord({"bytes": Array("uint8", (len(body),), "bytes", body)})
     return found
 
@@ -78,10 +79,10 @@ def record(head: Head, body: bytes) -> RecordDict:
 def content(record: RecordDict) -> tuple[Head, bytes]:
     """What `record` was made of; `ValueError` for anything else."""
     try:
-        head: Any = json.loads(str(record.config_records["head"]["json"]))
-        bodies = list(record.array_records.values())
-        body = bodies[0]["bytes"].data if bodies else b""
-    except (KeyError, RecursionError) as error:
+        config: Any = record.config_records["head"]
+        head, bodies = json.loads(str(config["json"])), list(record.array_records.values())
+        body = bodies[0]["bytes"].data if bodies else bytes(config["body"])
+    except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"no message of ours: {error}") from error
     if not isinstance(head, dict):
         raise ValueError("no message of ours")
