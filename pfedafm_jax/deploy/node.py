@@ -23,7 +23,6 @@ from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import load_data, split
 from pfedafm_jax.files import own_version
 from pfedafm_jax.settings import bad
-from pfedafm_jax.statistics import statistics_of
 from pfedafm_jax.trained import Model, make_card, model_of
 
 
@@ -34,7 +33,7 @@ class Ready(NamedTuple):
     model: Model
     client: Alone
     start: Tree  # its state before its first visit
-    cost: dict[str, float]  # of a visit
+    cost: dict[str, float]  # of a visit, without statistics, which the server adds
     card: dict[str, Any]
 
 
@@ -160,9 +159,6 @@ class Node:
         key, seen = jax.random.key(config.seed), len(np.unique(dataset.labels[train]))
         start = client_start(method, key, int(settings["start"]), network)
         cost = dict(vars(method.cost(network, float(len(train)), seen)))
-        averaged = model.shapes["server"] if method.statistics == "averaged" else {}
-        for way in ("floats_up", "floats_down"):
-            cost[way] += sum(int(np.prod(x.shape)) for x in statistics_of(averaged).values())
         card = make_card(
             method,
             network,
