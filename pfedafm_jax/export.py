@@ -23,16 +23,15 @@ from safetensors.numpy import load, save
 from pfedafm_jax import kernels
 from pfedafm_jax.checkpoint_files import fitted
 from pfedafm_jax.config import Config, updated
-from pfedafm_jax.engine.compile import init_client, init_server
+from pfedafm_jax.deploy.states import States
 from pfedafm_jax.engine.devices import matmul_precision
 from pfedafm_jax.errors import PfedafmError, naming
 from pfedafm_jax.files import read_bytes, write_atomically
-from pfedafm_jax.methods import make_method
 from pfedafm_jax.pytrees import by_path
 from pfedafm_jax.records import check_writable, digest
 from pfedafm_jax.settings import bad
 from pfedafm_jax.tables import percent
-from pfedafm_jax.trained import CARD_FORMAT, TrainedClient, about_data, described
+from pfedafm_jax.trained import CARD_FORMAT, TrainedClient, model_of
 
 CARD, WEIGHTS, PROGRAM, ONNX = "card.json", "weights.safetensors", "network.jax", "network.onnx"
 PLATFORMS = ("cpu", "cuda")
@@ -71,19 +70,17 @@ def export_client(client: TrainedClient, folder: str | Path, onnx: bool = False)
     return [place / name for name in (*files, *text)]
 
 
-def is_node(folder: str | Path) -> bool:
-    """Whether a node of a federation keeps its state here."""
-    return any(Path(folder).glob("round-*.state"))
+def is_client(folder: str | Path) -> bool:
+    """Whether this is a folder for `load_client`."""
+    return (Path(folder) / CARD).exists() or bool(States(folder).rounds())
 
 
 def load_client(folder: str | Path) -> TrainedClient:
     """A client from the folder that `export_client` wrote, or in which a node of a federation keeps
     its state; each file is checked."""
-    place = Path(folder)
-    if is_node(place):
-        from pfedafm_jax.deploy.states import States  # here, since that needs what is above
-
-        return client_of(*States(place).newest())
+    place, states = Path(folder), States(folder)
+    if rounds := states.rounds():
+        return client_of(*states.read(rounds[-1]))
     with naming(f"{str(place / CARD)!r} is no card of an exported client"):
         card: dict[str, Any] = json.loads(read_bytes(place / CARD))
         if card["format"] != CARD_FORMAT:
@@ -102,14 +99,10 @@ def load_client(folder: str | Path) -> TrainedClient:
 
 def client_of(card: dict[str, Any], weights: dict[str, np.ndarray]) -> TrainedClient:
     """A client from its card, and its weights by name: `client.…` and `server.…`."""
-    config, about = updated(Config(), card["config"]), about_data(card["data"])
-    method = make_method(config, num_train=[1], **about)
-    network = described(card["architecture"], config, about)
-    start = jax.eval_shape(lambda key: init_client(method, key, network), jax.random.key(0))
-    server = jax.eval_shape(lambda key: init_server(method, key), jax.random.key(0))
-    both = fitted({"client": start, "server": server}, weights)
-    kernels.choose(config.kernels)
-    return TrainedClient(method, network, both["client"], both["server"], card)
+    model = model_of(card)
+    both = fitted(model.shapes, weights)
+    kernels.choose(model.config.kernels)
+    return TrainedClient(model.method, model.network, both["client"], both["server"], card)
 
 
 def program(client: TrainedClient) -> bytes:

@@ -2,25 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from pfedafm_jax.alone import alone
 from pfedafm_jax.data.pictures import read_pictures
-from pfedafm_jax.data.values import standardised
-from pfedafm_jax.engine.devices import matmul_precision
+from pfedafm_jax.data.values import class_labels, standardised
 from pfedafm_jax.engine.state import client_start
-from pfedafm_jax.engine.visit import Common, Slots, accuracies, work
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.methods.base import Client
-from pfedafm_jax.models import Architecture
 from pfedafm_jax.settings import bad
-from pfedafm_jax.statistics import OWN
 from pfedafm_jax.trained import TrainedClient, TrainedRun
-from pfedafm_jax.training import ClientData, table_width
+from pfedafm_jax.training import table_width
 
 
 @dataclass(frozen=True)
@@ -70,114 +64,68 @@ def join(
         if not 0 <= value < 2**30:
             raise bad(name, value, "0 to 2^30 - 1")
     network = run.architecture(architecture or usual)
-    data = _client_data(run, images, labels, test_images, test_labels, seed)
-    method = run.method_for([*run.sizes, int(data.num_train)])
-    number, key = run.num_clients + seed, jax.random.key(config.seed)
+    pixels, numbers, rows = _own_data(run, images, labels, test_images, test_labels, seed)
+    count, most = len(rows[0]), 2 * max(len(pixels) // 2, *run.sizes)
+    method, number = run.method_for([*run.sizes, count]), run.num_clients + seed
+    key = jax.random.key(config.seed)
     state = client_start(method, key, len(method.architectures) + number, network)
-    common = Common(
-        jax.tree.map(jnp.asarray, method),
-        data.images,
-        data.labels,
-        jax.device_put(run.server),
-        jax.random.key_data(key),
-        jnp.int32(0),
-    )
-    slot = Slots(
-        client=jnp.int32(number),
-        train=data.train,
-        num_train=data.num_train,
-        test=data.test,
-        num_test=data.num_test,
-        weight=jnp.float32(data.num_train),
-        place=jnp.int32(0),
+    # Padded, so that newcomers of similar size share one program.
+    padding = table_width([most]) - len(pixels)
+    client = alone(
+        method,
+        network,
+        seed=config.seed,
+        precision=config.precision,
+        client=number,
+        images=np.pad(pixels, [(0, padding)] + [(0, 0)] * (pixels.ndim - 1)),
+        labels=np.pad(numbers, (0, padding)),
+        rows=rows,
+        widths=[table_width([len(own), *run.sizes]) for own in rows],
+        weight=count,
     )
     history: list[dict[str, float]] = []
     for visit in range(visits + 1):
         if visit:
-            now = common._replace(round=jnp.int32(run.round + visit))
-            with matmul_precision(config.precision):
-                state, finite = _visit(now, network, state, slot)
-            if not finite:
+            state, stages = client.visit(state, run.server, run.round + visit, upload=False)
+            if not stages[0].info["finite"]:
                 raise PfedafmError(
                     f"visit {visit}: the newcomer's weights are no longer finite; a lower learning "
                     f"rate than {config.rate:g} is needed for this data"
                 )
-        with matmul_precision(config.precision):
-            found = _accuracies(common, network, state, data)
+        found = client.evaluate(state, run.server)
         # In the method's own order, since tracing sorts a dictionary.
         history.append({name: float(found[f"accuracy/{name}"]) for name in run.run.predictions})
         if log is not None:
             log(visit, history[-1])
-    joined = {"visits": visits, "num_train": int(data.num_train), "seed": seed}
+    joined = {"visits": visits, "num_train": count, "seed": seed}
     card = run.card(network, None) | {"newcomer": joined, "accuracy": history[-1]}
     return Newcomer(method, network, jax.device_get(state), run.server, card, history)
 
 
-@partial(jax.jit, static_argnums=1)
-def _visit(common: Common, architecture: Architecture, state: Client, slot: Slots):
-    visit = work(architecture, common, state, slot)
-    state, finite = visit.state, visit.info["finite"]
-    if OWN in state and common.method.shared_parts:
-        parts = {name: state[name] for name in (*common.method.shared_parts, OWN)}
-        state = {**state, OWN: work(None, common, parts, slot).state[OWN]}
-    return state, finite
-
-
-@partial(jax.jit, static_argnums=1)
-def _accuracies(common: Common, architecture: Architecture, state: Client, data: ClientData):
-    return accuracies(common.method, architecture, state, common.server, data)
-
-
-def _client_data(run: TrainedRun, images, labels, test_images, test_labels, seed) -> ClientData:
-    """A newcomer's images as a client's data, checked."""
+def _own_data(
+    run: TrainedRun, images: Any, labels: Any, test_images: Any, test_labels: Any, seed: int
+) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """A newcomer's images and labels, checked, and which of them are to train and to test on."""
     if (test_images is None) != (test_labels is None):
         raise PfedafmError("test_images and test_labels are given together, or neither")
-    data, classes = run.run.about["data"], len(run.classes)
+    data = run.run.about["data"]
 
-    def ready(images: Any) -> np.ndarray:
+    def ready(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
         rows, _ = read_pictures(np.asarray(images), run.method.shared.stored(1))
-        return standardised(rows, data["mean"], data["std"])
+        pixels = standardised(rows, data["mean"], data["std"])
+        return pixels, class_labels(labels, len(pixels), "labels", len(run.classes))
 
-    pixels = ready(images)
-    numbers = _labels(labels, len(pixels), classes)
-    order = np.random.default_rng([seed, len(pixels)]).permutation(len(pixels))
-    train, test = np.sort(order[len(order) // 5 :]), np.sort(order[: len(order) // 5])
-    if test_images is not None:
-        more = ready(test_images)
-        train, test = np.arange(len(pixels)), len(pixels) + np.arange(len(more))
-        numbers = np.concatenate([numbers, _labels(test_labels, len(more), classes)])
-        pixels = np.concatenate([pixels, more])
+    pixels, numbers = ready(images, labels)
+    if test_images is None:
+        order = np.random.default_rng([seed, len(pixels)]).permutation(len(pixels))
+        train, test = np.sort(order[len(order) // 5 :]), np.sort(order[: len(order) // 5])
+    else:
+        more = ready(test_images, test_labels)
+        train, test = np.arange(len(pixels)), len(pixels) + np.arange(len(more[0]))
+        pixels, numbers = np.concatenate([pixels, more[0]]), np.concatenate([numbers, more[1]])
     if not len(train) or not len(test):
         raise PfedafmError(
             f"{len(train)} images to train on and {len(test)} to test on; both are needed (5 images "
             "or more)"
         )
-    # Padded, so that newcomers of similar size share one program.
-    total = table_width([2 * max(len(pixels) // 2, *run.sizes)])
-    rows = [_padded(part, table_width([len(part), *run.sizes])) for part in (train, test)]
-    return ClientData(
-        jnp.asarray(_padded(pixels, total)),
-        jnp.asarray(_padded(numbers, total), jnp.int32),
-        jnp.asarray(rows[0], jnp.int32),
-        jnp.int32(len(train)),
-        jnp.asarray(rows[1], jnp.int32),
-        jnp.int32(len(test)),
-    )
-
-
-def _padded(rows: np.ndarray, count: int) -> np.ndarray:
-    return np.concatenate([rows, np.zeros((count - len(rows), *rows.shape[1:]), rows.dtype)])
-
-
-def _labels(labels: Any, count: int, num_classes: int) -> np.ndarray:
-    found = np.asarray(labels)
-    if found.shape != (count,) or found.dtype.kind not in "iu":
-        raise PfedafmError(
-            f"labels: {found.dtype} {list(found.shape)}; accepted: {count} integers, one an image"
-        )
-    if count and not (found.min() >= 0 and found.max() < num_classes):
-        raise PfedafmError(
-            f"labels run from {found.min()} to {found.max()}; accepted: 0 to {num_classes - 1}, the "
-            "classes of the run"
-        )
-    return found
+    return pixels, numbers, (train, test)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data.augment import normalise
 from pfedafm_jax.data.pictures import Pictures, read_pictures
 from pfedafm_jax.data.values import standardised
-from pfedafm_jax.engine.compile import init_server
+from pfedafm_jax.engine.compile import init_client, init_server
 from pfedafm_jax.engine.devices import matmul_precision
 from pfedafm_jax.engine.state import SERVER_KEY, client_start
 from pfedafm_jax.errors import PfedafmError
@@ -135,10 +135,36 @@ def about_data(data: dict[str, Any]) -> dict[str, Any]:
     return about | {"num_classes": len(data["classes"]), "dtype": data.get("dtype", "uint8")}
 
 
-def described(name: str, config: Config, about: dict[str, Any]) -> Architecture:
+def network_of(name: str, config: Config, data: dict[str, Any]) -> Architecture:
     """The network of this name under these settings, for such data."""
+    about = about_data(data)
     sizes = about["num_classes"], about["image_shape"], config.feature_size
     return describe(name, *sizes, config.initialisation, about["dtype"])
+
+
+class Model(NamedTuple):
+    """What a client's weights belong to."""
+
+    config: Config
+    method: Method
+    network: Architecture
+    shapes: dict[str, Any]  # of `client`, what it keeps, and `server`, what it is sent
+
+
+def model_of(card: dict[str, Any]) -> Model:
+    """The model that a card describes: by its `config`, `data` and `architecture`."""
+    config = updated(Config(), card["config"])
+    method = make_method(config, num_train=[1], **about_data(card["data"]))
+    network, key = network_of(card["architecture"], config, card["data"]), jax.random.key(0)
+    client = jax.eval_shape(partial(init_client, architecture=network), method, key)
+    shapes = {"client": client, "server": jax.eval_shape(init_server, method, key)}
+    return Model(config, method, network, shapes)
+
+
+def make_card(method: Method, network: Architecture, client: int | None, **more: Any) -> dict:
+    """A client's origin as JSON values; `client` None: a newcomer."""
+    names = {"method": method.name, "title": type(method).title, "architecture": network.name}
+    return {"format": CARD_FORMAT, **names, "client": client, **more}
 
 
 def softmax(logits: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -256,7 +282,7 @@ class TrainedRun:
 
     def architecture(self, name: str) -> Architecture:
         """The network of this name, for the run's images and classes."""
-        return described(name, self.config, about_data(self._data))
+        return network_of(name, self.config, self._data)
 
     def method_for(self, sizes: list[int] | None = None) -> Method:
         """The method; `sizes` are numbers of training images, if clients are to train."""
@@ -287,21 +313,19 @@ class TrainedRun:
                 rows = self.run.clients[f"all_clients/accuracy{'' if own else '/' + name}"]
                 accuracy[name] = round(float(rows[-1, number]), 6)
         of_run = ("best_mean_accuracy", "last_ten_mean_accuracy", "final_all_clients_accuracy")
-        return {
-            "format": CARD_FORMAT,
-            "method": self.config.method,
-            "title": type(self.method).title,
-            "architecture": architecture.name,
-            "client": number,
-            "round": self.round,
-            "finished": self.finished,
-            "accuracy": accuracy,
-            "run": {name: getattr(summary, name) for name in of_run} if self.finished else {},
-            "predictions": about["predictions"],
-            "data": about["data"],
-            "config": self.run.config,
-            "versions": about["versions"],
-        }
+        return make_card(
+            self.method,
+            architecture,
+            number,
+            round=self.round,
+            finished=self.finished,
+            accuracy=accuracy,
+            run={name: getattr(summary, name) for name in of_run} if self.finished else {},
+            predictions=about["predictions"],
+            data=about["data"],
+            config=self.run.config,
+            versions=about["versions"],
+        )
 
 
 def load_run(folder: str | Path, log: Callable[[str], Any] | None = None) -> TrainedRun:

@@ -61,16 +61,8 @@ def _dataset(draw: random.Random, place: Path) -> tuple[str, Path | None]:
         types = draw.choice(["|O", "<f8", "|V9", "<m8", "|S1000000", "[('a', 'O')]"])
         zipped(file, images=header((5, 8, 8), types) + bytes(320), labels=labels)
     elif kind == 7:
-        file.write_bytes(
-            draw.choice(
-                [
-                    b"",
-                    pickle.dumps(Attack()),
-                    draw.randbytes(900),
-                    header((1,), "|O") + pickle.dumps([Attack()]),
-                ]
-            )
-        )
+        objects = header((1,), "|O") + pickle.dumps([Attack()])
+        file.write_bytes(draw.choice([b"", pickle.dumps(Attack()), draw.randbytes(900), objects]))
     if kind < 8:
         return f"npz:{file}", None
     if kind < 13:
@@ -79,16 +71,14 @@ def _dataset(draw: random.Random, place: Path) -> tuple[str, Path | None]:
             Image.new("RGB", (8, 8)).save(folder / name / "1.png")
         odd = folder / "a" / "2.png"
         if kind == 8:
-            odd.write_bytes(
-                b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n(executed) (w) file\n"
-            )
+            program = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n(executed) (w) file\n"
+            odd.write_bytes(program)
         elif kind == 9:
             deep = draw.choice([np.full((8, 8), 300, np.uint16), np.full((8, 8), 2.5, np.float32)])
             Image.fromarray(deep).save(odd.with_suffix(".tif"))
         elif kind == 10:  # declares far more pixels than anybody has
-            wide = struct.pack(
-                ">IIBBBBB", draw.choice([1_600, 60_000, 2**31 - 1]), 60_000, 8, 2, 0, 0, 0
-            )
+            width = draw.choice([1_600, 60_000, 2**31 - 1])
+            wide = struct.pack(">IIBBBBB", width, 60_000, 8, 2, 0, 0, 0)
             chunks = [(b"IHDR", wide), (b"IDAT", zlib.compress(bytes(10**6))), (b"IEND", b"")]
             pieces = [
                 struct.pack(">I", len(c)) + n + c + struct.pack(">I", zlib.crc32(n + c))
@@ -98,17 +88,13 @@ def _dataset(draw: random.Random, place: Path) -> tuple[str, Path | None]:
         elif kind == 11:
             odd.write_bytes((folder / "a" / "1.png").read_bytes()[: draw.randrange(8, 45)])
         else:
-            odd.with_suffix(draw.choice([".gif", ".ppm", ".webp", ".bmp"])).write_bytes(
-                draw.randbytes(500)
-            )
+            suffix = draw.choice([".gif", ".ppm", ".webp", ".bmp"])
+            odd.with_suffix(suffix).write_bytes(draw.randbytes(500))
         return f"folder:{folder}", None
     if kind == 13:
         for name in CIFAR10.python.files:
-            batch = {
-                b"data": draw.choice([Attack(), np.zeros((5, 3072), np.uint8)]),
-                b"labels": [0] * 5,
-                b"x": Attack(),
-            }
+            data = draw.choice([Attack(), np.zeros((5, 3072), np.uint8)])
+            batch = {b"data": data, b"labels": [0] * 5, b"x": Attack()}
             (place / name).write_bytes(pickle.dumps(batch, draw.choice([2, 4])))
         return "cifar10", place
     if kind == 14:
@@ -127,15 +113,8 @@ def _dataset(draw: random.Random, place: Path) -> tuple[str, Path | None]:
     with tarfile.open(place / CIFAR10.python.file, "w:gz") as tar:
         for name in CIFAR10.python.members:
             member = tarfile.TarInfo(draw.choice([name, f"../{name}", f"/{name}"]))
-            member.type = draw.choice(
-                [
-                    tarfile.REGTYPE,
-                    tarfile.SYMTYPE,
-                    tarfile.LNKTYPE,
-                    tarfile.FIFOTYPE,
-                    tarfile.CHRTYPE,
-                ]
-            )
+            links = [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
+            member.type = draw.choice([tarfile.REGTYPE, *links])
             member.linkname, member.size = draw.choice(["/etc/passwd", "../x"]), 0
             content = pickle.dumps(Attack()) if member.isreg() else b""
             member.size = draw.choice([len(content), 2**40]) if member.isreg() else 0
@@ -147,12 +126,11 @@ def hostile_source(draw: random.Random, place: Path) -> tuple[str, Callable[[], 
     """A name, and what reads it: a dataset, a partition or a configuration."""
     if draw.random() < 0.2:
         path = place / "partition.npz"
-        names = [
-            f"{part}{end}" for part in ("train", "test", "validation") for end in ("", "_sizes")
-        ]
+        parts = ("train", "test", "validation")
+        names = [f"{part}{end}" for part in parts for end in ("", "_sizes")]
         odd = [np.array([2**62]), np.array([-1]), np.array([Attack()], object), np.array([0.5])]
-        parts = {name: np.zeros(1, int) for name in names}
-        np.savez(path, **parts | {draw.choice(names): draw.choice(odd)})
+        plain = {name: np.zeros(1, int) for name in names}
+        np.savez(path, **plain | {draw.choice(names): draw.choice(odd)})
         if draw.random() < 0.25:
             path.unlink()
             os.mkfifo(path)

@@ -5,7 +5,6 @@ import json
 import stat
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,9 +12,8 @@ import pytest
 from small import METHODS, assert_close, same, slow_but, small_config, small_data
 
 from pfedafm_jax import PfedafmError, load_client, load_run, run
-from pfedafm_jax.commands import serve
-from pfedafm_jax.commands.certs import needed
-from pfedafm_jax.deploy import wire
+from pfedafm_jax.commands import node, serve
+from pfedafm_jax.deploy import needed, wire
 from pfedafm_jax.deploy.node import Node
 from pfedafm_jax.deploy.roster import Roster, classes_of
 from pfedafm_jax.deploy.server import Federation, Nodes
@@ -31,11 +29,8 @@ DATA, PARTITION = small_data()
 class Local(Node):
     """A node with a client's rows of the small data, as if they were its own."""
 
-    def _loaded(self, config, classes, **statistics):
-        rows = np.concatenate([PARTITION.train[self.client], PARTITION.test[self.client]])
-        count = len(PARTITION.train[self.client])
-        images, labels = DATA.images[rows], DATA.labels[rows]
-        return replace(DATA, images=images, labels=labels, num_train=count), count
+    def own_data(self, config, classes, **statistics):
+        return DATA, PARTITION.train[self.client], PARTITION.test[self.client]
 
 
 class Wire:
@@ -61,9 +56,7 @@ class Wire:
         if hand and head["kind"] == "visit":
             reply = hand(*reply)
         self.sent.append((head, body, *reply))
-        self._waiting[question] = SimpleNamespace(
-            question=question, head=reply[0], body=reply[1], why=""
-        )
+        self._waiting[question] = question, *reply
         return question
 
     def replies(self, questions):
@@ -157,19 +150,14 @@ def test_replies_that_cannot_be_are_refused_and_the_round_goes_on(tmp_path):
     lines, changes = [], {"participation": 1.0, "architectures": ("dense_b",)}
     made, link = federation(tmp_path, "fml", log=lines.append, **changes)
     link.hands = {0: garbled, 1: infinite, 2: heavy}
-    assert sorted(made.run_round().dropped) == [0, 1, 2] and made.nodes.last.tolist() == [
-        0,
-        0,
-        0,
-        1,
-    ]
+    assert sorted(made.run_round().dropped) == [0, 1, 2]
+    assert made.nodes.last.tolist() == [0, 0, 0, 1]
     size = wire.num_bytes(made.state.server)
     assert f"client 0's reply is refused: {size} bytes of weights instead of {size + 4}" in lines
     assert "client 1's reply is refused: weights that are not finite" in lines
     assert "client 2's reply is refused: weights of its upload are not within 0 and 3" in lines
-    (sent,) = [
-        reply for head, *_, reply in link.sent if head["kind"] == "visit" and len(reply) > size
-    ][-1:]
+    visits = [reply for head, *_, reply in link.sent if head["kind"] == "visit"]
+    sent = next(reply for reply in reversed(visits) if len(reply) > size)
     assert_close(jax.device_get(made.state.server), wire.unpack(made.state.server, sent[:-4]))
     least = Nodes(link, made.nodes.roster, lines.append, seconds=60.0, patience=0.1, least=2)
     link.hands, link.away = {}, {0, 1, 2}
@@ -189,7 +177,6 @@ def test_who_cannot_take_part_is_told_so_before_round_1(tmp_path):
     link = Wire(*(Local(k, States(tmp_path / str(k)), "") for k in (0, 1)))
     link.all[100].architecture, link.owners = "dense_c", {100: 0, 101: 2}
     nodes = Nodes(link, roster, lines.append)
-    nodes._look()
     nodes._heard({})
     lines.sort(key=lambda line: "node 101" in line)
     assert "its architecture is dense_c; the federation has dense_a, dense_b" in lines[0]
@@ -228,15 +215,23 @@ def test_a_node_reads_a_file_or_its_share_of_what_all_have(tmp_path):
     path = tmp_path / "mine.npz"
     arrays = {"images": DATA.images[:8], "labels": DATA.labels[:8]}
     np.savez(path, **arrays, test_images=DATA.images[8:10], test_labels=DATA.labels[8:10])
-    own, count = Node(0, States(tmp_path), str(path)).own_data(config, CLASSES)
-    assert (count, len(own.images), own.class_names) == (8, 10, tuple(CLASSES))
+    own, train, test = Node(0, States(tmp_path), str(path)).own_data(config, CLASSES)
+    assert (len(train), test.tolist(), own.class_names) == (8, [8, 9], tuple(CLASSES))
     names = [str(number) for number in range(10)]
-    share, count = Node(1, States(tmp_path), "synthetic").own_data(config, names)
-    assert 0 < count < len(share.images) < 120
+    _, train, test = Node(1, States(tmp_path), "synthetic").own_data(config, names)
+    assert 0 < len(test) < len(train) and len(train) + len(test) < 120
 
 
-def test_a_folder_of_states_is_one_nodes_alone(tmp_path):
+def test_a_folder_of_states_is_one_nodes_alone_and_gives_back_what_it_was_given(tmp_path):
     states = States(tmp_path / "mine")
+    for number in range(1, 6):
+        states.write(number, {"client": 1}, {"count": np.float32(number)}, {"w": np.ones((2, 3)).T})
+    assert states.rounds() == [3, 4, 5]
+    card, weights = states.read(5)
+    assert card == {"client": 1, "round": 5}
+    assert same(weights, {"client.count": np.float32(5), "server.w": np.ones((3, 2))})
+    states.write(4, {}, {}, {})  # round 4 again: what came after it no longer counts
+    assert states.rounds() == [3, 4]
     with (
         states.locked(),
         pytest.raises(PfedafmError, match="no other node uses"),
@@ -260,9 +255,12 @@ def test_the_commands_say_what_they_lack(monkeypatch):
     monkeypatch.delitem(sys.modules, "pfedafm_jax.deploy.certs", raising=False)
     with pytest.raises(PfedafmError, match=r"needs .* pip install 'pfedafm-jax\[flower\]'"):
         needed("certs")
-    with pytest.raises(
-        PfedafmError, match=r"listen = '0.0.0.0:18000' cannot be used; accepted: 127"
+    for command, words, said in (
+        (serve, ["--listen", "0.0.0.0:18000"], "listen = '0.0.0.0:18000' .* accepted: 127"),
+        (serve, ["--listen", "18000"], "listen = '18000' cannot be used; accepted: HOST:PORT"),
+        (serve, ["--min-replies", "11"], "min_replies = 11 cannot be used; accepted: 1 to 10"),
+        (node, ["--server", "far:18000"], "server = 'far:18000' .* accepted: 127"),
     ):
-        serve.main(["--listen", "0.0.0.0:18000"])
-    with pytest.raises(PfedafmError, match="min_replies = 11 cannot be used; accepted: 1 to 10"):
-        serve.main(["--min-replies", "11"])
+        own = ["--client", "0", "--data", "synthetic", "--state", "s"] if command is node else []
+        with pytest.raises(PfedafmError, match=said):
+            command.main([*words, *own])

@@ -170,7 +170,7 @@ def test_wrong_clients_runs_without_weights_and_damaged_ones_are_named(trained, 
             opened.client(number)
     images, labels = small_data()[0].images[:20], small_data()[0].labels[:20]
     for arguments, said in (
-        ((images, labels[:5]), "20 integers, one an image"),
+        ((images, labels[:5]), "20 integers, one per image"),
         ((images, labels + 9), "labels run from 9 to 12; accepted: 0 to 3"),
         ((images[:4], labels[:4]), "both are needed"),
         ((images, labels, None, -1), "visits = -1 cannot be used"),

@@ -10,24 +10,10 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TINY = [
-    "--dataset",
-    "synthetic",
-    "--synthetic-samples",
-    "240",
-    "--num-clients",
-    "4",
-    "--participation",
-    "0.5",
-    "--rounds",
-    "1",
-    "--local-epochs",
-    "1",
-    "--architectures",
-    "cnn5",
-    "--feature-size",
-    "16",
-]
+TINY = (
+    "--dataset synthetic --synthetic-samples 240 --num-clients 4 --participation 0.5 --rounds 1 "
+    "--local-epochs 1 --architectures cnn5 --feature-size 16"
+)
 
 
 @pytest.mark.slow
@@ -52,7 +38,7 @@ def test_a_wheel_gives_the_commands_and_the_configurations(python, tmp_path):
     pfedafm = programs / "pfedafm"
     assert "hetero_cifar10" in call(pfedafm, "run", "--config")
     assert "admit a newcomer" in call(programs / "python", "-m", "pfedafm_jax")
-    call(pfedafm, "run", *TINY, "--run-dir", "runs/a")
+    call(pfedafm, "run", *TINY.split(), "--run-dir", "runs/a")
     np.save(tmp_path / "x.npy", np.zeros((3, 32, 32, 3), np.uint8))
     call(pfedafm, "predict", "runs/a", "--client", "1", "--images", "x.npy", "--out", "y.csv")
     assert len((tmp_path / "y.csv").read_text().splitlines()) == 4

@@ -2,6 +2,7 @@
 
 import argparse
 
+from pfedafm_jax.deploy import needed
 from pfedafm_jax.progress import clean, console
 from pfedafm_jax.records import check_writable
 from pfedafm_jax.settings import bad
@@ -18,24 +19,9 @@ def main(argv: list[str]) -> int:
     if not 0 < asked.clients <= 10**5:
         raise bad("clients", asked.clients, "1 to 100000")
     check_writable(asked.out)
-    make = needed().make
-    make(asked.out, [host for words in asked.hosts for host in words.split(",")], asked.clients)
+    hosts = [host for words in asked.hosts for host in words.split(",")]
+    needed("certs").make(asked.out, hosts, asked.clients)
     where = clean(asked.out)
     console.print(f"{where}/ca.crt: for every node\n{where}/nodes/client-K: for node K alone")
     console.print(f"{where}/server.key and the rest: for the server alone")
     return 0
-
-
-def needed(module: str = "certs"):
-    """A module of `deploy`; says how to install what it needs."""
-    from importlib import import_module
-
-    from pfedafm_jax.errors import PfedafmError
-
-    try:
-        return import_module(f"pfedafm_jax.deploy.{module}")
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("pfedafm_jax"):
-            raise
-        words = f"this needs Flower ({error.name} is missing): pip install 'pfedafm-jax[flower]'"
-        raise PfedafmError(words) from error

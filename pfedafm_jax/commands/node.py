@@ -4,7 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
-from pfedafm_jax.commands.certs import needed
+from pfedafm_jax.deploy import address, needed
 from pfedafm_jax.deploy.node import Node
 from pfedafm_jax.deploy.states import States
 from pfedafm_jax.engine import setup_devices
@@ -12,8 +12,6 @@ from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.plugins import load_plugin
 from pfedafm_jax.progress import console
 from pfedafm_jax.settings import bad
-
-LOCAL = ("127.0.0.1", "localhost", "[::1]")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,17 +44,15 @@ def node_of(argv: list[str]) -> Node:
 
 
 def main(argv: list[str]) -> int:
-    asked, flower = _parser().parse_args(argv), needed("flower")
-    flower.address(asked.server)
-    authority = key = None
+    asked = _parser().parse_args(argv)
+    address("server", asked.server, asked.certs)
+    flower, authority, key = needed("flower"), None, None
     if asked.certs is not None:
         authority = Path(asked.certs) / "ca.crt"
         key = Path(asked.certs) / "nodes" / f"client-{asked.client}"
         for path in (authority, key):
             if not path.is_file():
                 raise PfedafmError(f"{path} is missing; whoever ran pfedafm certs has it")
-    elif asked.server.rpartition(":")[0] not in LOCAL:
-        raise bad("server", asked.server, "127.0.0.1:PORT without --certs DIR")
     node = node_of(argv)
     with node.states.locked():
         console.print(f"client {node.client}, server {asked.server}, state in {node.states.place}")

@@ -1,17 +1,16 @@
 """Classifies images with a trained client: `pfedafm predict RUN --client 3 --images FOLDER`."""
 
 import argparse
-import csv
-import io
 import time
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from rich.table import Table
 
 from pfedafm_jax.data.dataset import noun_of
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.export import CARD, is_node, load_client
+from pfedafm_jax.export import is_client, load_client
 from pfedafm_jax.files import write_atomically
 from pfedafm_jax.plugins import load_plugin
 from pfedafm_jax.progress import clean, console
@@ -35,7 +34,7 @@ def chosen(asked: argparse.Namespace) -> TrainedClient:
     """The client that these options select."""
     for file in asked.plugin:
         load_plugin(file)
-    if (Path(asked.run) / CARD).exists() or is_node(asked.run):
+    if is_client(asked.run):
         if asked.client is not None:
             raise bad("client", asked.client, f"nothing: {asked.run} is one client's own folder")
         return load_client(asked.run)
@@ -87,11 +86,8 @@ def main(argv: list[str]) -> int:
 
 def _csv(names, classes, best, probabilities, logits) -> str:
     """One line per image: its name, its class, then every class's probability and score."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
+    own = {"image": names, "class": classes[best], "probability": probabilities.max(axis=1)}
     columns = [f"{kind} {name}" for kind in ("probability", "logit") for name in classes]
-    writer.writerow(["image", "class", "probability", *columns])
-    for name, place, shares, scores in zip(names, best, probabilities, logits, strict=True):
-        numbers = [f"{value:.7g}" for value in (shares[place], *shares, *scores)]
-        writer.writerow([name, classes[place], *numbers])
-    return text.getvalue()
+    numbers = pd.DataFrame(np.concatenate([probabilities, logits], axis=1), columns=columns)
+    table = pd.concat([pd.DataFrame(own), numbers], axis=1)
+    return table.to_csv(index=False, float_format="%.7g", lineterminator="\r\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pfedafm_jax import cli
-from pfedafm_jax.commands.certs import needed
+from pfedafm_jax.deploy import address, needed
 from pfedafm_jax.deploy.roster import Roster, classes_of
 from pfedafm_jax.deploy.server import Federation, Nodes
 from pfedafm_jax.errors import PfedafmError
@@ -17,8 +17,6 @@ from pfedafm_jax.run import run_all
 from pfedafm_jax.settings import bad
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.standing import Task, look
-
-LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def main(argv: list[str]) -> int:
@@ -46,21 +44,14 @@ def serve(argv: list[str], link: Any = None) -> None:
         raise PfedafmError("--coordinator is for simulations; a server is one process")
     # What nodes keep allows for a server that is two rounds back, and no more.
     config = replace(config, devices=1, layout="loop", checkpoint_every=1)
-    classes = classes_of(config, more.classes)
-    least = more.min_replies
-    least = -(-config.num_participants // 2) if least is None else least
-    for name, value in {
-        "round_timeout": more.round_timeout,
-        "absent_timeout": more.absent_timeout,
-    }.items():
-        if not 0 < value < 10**7:
-            raise bad(name, value, "seconds, above 0")
-    if not 1 <= least <= config.num_participants:
-        raise bad(
-            "min_replies", least, f"1 to {config.num_participants}, the participants of a round"
-        )
-    if more.certs is None and link is None and more.listen.rpartition(":")[0] not in LOCAL:
-        raise bad("listen", more.listen, "127.0.0.1:PORT without --certs DIR (pfedafm certs)")
+    classes, most = classes_of(config, more.classes), config.num_participants
+    least = -(-most // 2) if more.min_replies is None else more.min_replies
+    for name in ("round_timeout", "absent_timeout"):
+        if not 0 < getattr(more, name) < 10**7:
+            raise bad(name, getattr(more, name), "seconds, above 0")
+    if not 1 <= least <= most:
+        raise bad("min_replies", least, f"1 to {most}, the participants of a round")
+    where = address("listen", more.listen, more.certs) if link is None else ()
     flower = needed("flower")
     with Signals() as signals, contextlib.ExitStack() as open_:
         shared = options.start(1)
@@ -73,18 +64,12 @@ def serve(argv: list[str], link: Any = None) -> None:
                 (options.run_dir / "nodes.json").unlink(missing_ok=True)
             roster = Roster(options.run_dir / "nodes.json", config, classes)
             if link is None:
-                place, certs = options.run_dir / "flower", more.certs and Path(more.certs)
-                about = more.listen, certs, place, config.num_clients
-                link = open_.enter_context(flower.superlink(*about))
-                console.print(
-                    f"nodes may come to {more.listen}; Flower's log is {place}/superlink.log"
-                )
-            limits = {
-                "seconds": more.round_timeout,
-                "patience": more.absent_timeout,
-                "least": least,
-            }
-            nodes = Nodes(link, roster, console.print, **limits)
+                certs, place = more.certs and Path(more.certs), options.run_dir / "flower"
+                opened = flower.superlink(*where, certs, place, config.num_clients)
+                link = open_.enter_context(opened)
+                console.print(f"nodes may come to {more.listen}; {place}/superlink.log is Flower's")
+            limits = {"seconds": more.round_timeout, "patience": more.absent_timeout}
+            nodes = Nodes(link, roster, console.print, least=least, **limits)
             nodes.gather()
             federation = Federation(config, nodes)
         run_all([task], experiment=federation, signals=signals, **shared)

@@ -16,7 +16,7 @@ from pfedafm_jax.data.leaf import read_leaf
 from pfedafm_jax.data.sources import obtain
 from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.data.tfds import read_tfds
-from pfedafm_jax.data.values import kept, standardised, statistics
+from pfedafm_jax.data.values import class_labels, kept, standardised, statistics
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.files import default_cache_dir
 from pfedafm_jax.settings import bad, known
@@ -173,10 +173,14 @@ def dataset_from_arrays(
     >>> dataset.image_shape, dataset.num_train, dataset.num_classes
     ((8, 8, 1), 4, 3)
     """
-    arrays = Arrays(
-        *_checked(name, train_images, train_labels, "train"),
-        *_checked(name, test_images, test_labels, "test"),
-    )
+    parts: list[np.ndarray] = []
+    for part, images, classes in (
+        ("train", train_images, train_labels),
+        ("test", test_images, test_labels),
+    ):
+        parts.append(kept(np.asarray(images), f"dataset {name!r}: {part}_images"))
+        parts.append(class_labels(classes, len(parts[-1]), f"dataset {name!r}: {part}_labels"))
+    arrays = Arrays(*parts)
     shape, other = arrays.train_images.shape[1:], arrays.test_images.shape[1:]
     labels = np.unique(np.concatenate([arrays.train_labels, arrays.test_labels]))
     largest, num = int(labels.max(initial=-1)), len(labels)
@@ -222,22 +226,6 @@ def dataset_from_arrays(
     given.append(f"users {hashlib.sha256(numbers.tobytes()).hexdigest()}")
     made = _assemble(name, arrays, names, mean, std, source, (*sums, *given))
     return replace(made, users=numbers)
-
-
-def _checked(
-    name: str, images: np.ndarray, labels: np.ndarray, part: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Images as they are kept and int32 labels [num]; raises on anything else."""
-    images = kept(np.asarray(images), f"dataset {name!r}: {part}_images")
-    labels, problem = np.asarray(labels), ""
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(images):
-        accepted = f"accepted are {len(images)} integers, one per image"
-        problem = f"_labels is {labels.dtype} {labels.shape}; {accepted}"
-    elif len(labels) and (labels.min() < 0 or labels.max() >= 2**31 - 1):
-        problem = f"_labels run from {labels.min()} to {labels.max()}; the first class must be 0"
-    if problem:
-        raise PfedafmError(f"dataset {name!r}: {part}{problem}")
-    return images, labels.astype(np.int32)
 
 
 def _assemble(

@@ -138,7 +138,7 @@ def _by_user(folder: Path) -> dict[str, dict[str, list[Path]]]:
     if inside == ["users"]:
         places = {name: folder / "users" / name for name in _subfolders(folder / "users")}
     found = {
-        user: {name: _images_of(place / name) for name in _subfolders(place)}
+        user: {name: images_of(place / name) for name in _subfolders(place)}
         for user, place in places.items()
     }
     for user in found:
@@ -153,8 +153,8 @@ def _subfolders(path: Path) -> list[str]:
     return sorted(name for name in found if not name.startswith("."))
 
 
-def _images_of(folder: Path) -> list[Path]:
-    """The image files of a class, at any depth, in the order of their names."""
+def images_of(folder: Path) -> list[Path]:
+    """The image files in a folder, at any depth, in the order of their names."""
     found = (file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
     return sorted(file for file in found if file.is_file())
 

@@ -178,11 +178,10 @@ def make_partition(
         ("num_clients", num_clients, 1 <= num_clients <= num, f"1 to {there}"),
         ("num_classes", num_classes, num_classes > labels.max(), larger),
         ("test_fraction", test_fraction, 0 < test_fraction < 1, "above 0, below 1"),
+        ("validation_fraction", validation_fraction, 0 <= validation_fraction < 1, "0 to below 1"),
     ):
         if not fine:
             raise bad(name, value, accepted)
-    if not 0 <= validation_fraction < 1:
-        raise bad("validation_fraction", validation_fraction, "0 or more, below 1")
     # One stream per decision: another validation_fraction leaves the rest of the split as it was.
     streams = map(np.random.PCG64, np.random.SeedSequence(seed).spawn(5))
     share_rng, keep_rng, order_rng, cut_rng, validation_rng = map(np.random.Generator, streams)
@@ -216,43 +215,27 @@ def make_partition(
         ends = [np.cumsum(np.bincount(users[pool], minlength=num_clients)) for pool in pools]
         dealt = [np.split(rows, end[:-1]) for rows, end in zip(order, ends, strict=True)]
         dealt = [[order_rng.permutation(mine) for mine in pool] for pool in dealt]
-        rngs = cut_rng, validation_rng
-        return _parts(dealt, labels, *rngs, test_fraction, validation_fraction, about)
-    sizes = [np.bincount(labels[pool], minlength=num_classes) for pool in pools]
-    if kind == "iid":
-        counts = even_counts(share_rng, num_clients, sizes, least)
-    elif kind == "pathological":
-        owned = draw_classes(share_rng, num_clients, classes_per_client, num_classes)
-        counts = pathological_counts(share_rng, owned, sizes, least)
     else:
-        # min_samples over the pools in proportion to their size, rounded up.
-        total = sum(len(pool) for pool in pools)
-        wanted = [math.ceil(min_samples * len(pool) / total) for pool in pools]
-        least = list(map(max, least, wanted))
-        counts = dirichlet_counts(share_rng, gamma, num_clients, sizes, least)
+        sizes = [np.bincount(labels[pool], minlength=num_classes) for pool in pools]
+        if kind == "iid":
+            counts = even_counts(share_rng, num_clients, sizes, least)
+        elif kind == "pathological":
+            owned = draw_classes(share_rng, num_clients, classes_per_client, num_classes)
+            counts = pathological_counts(share_rng, owned, sizes, least)
+        else:
+            # min_samples over the pools in proportion to their size, rounded up.
+            total = sum(len(pool) for pool in pools)
+            wanted = [math.ceil(min_samples * len(pool) / total) for pool in pools]
+            least = list(map(max, least, wanted))
+            counts = dirichlet_counts(share_rng, gamma, num_clients, sizes, least)
+        both = zip(pools, counts, strict=True)
+        dealt = [_hand_out(order_rng, labels, pool, count) for pool, count in both]
 
-    both = zip(pools, counts, strict=True)
-    dealt = [_hand_out(order_rng, labels, pool, count) for pool, count in both]
-    rngs = cut_rng, validation_rng
-    return _parts(dealt, labels, *rngs, test_fraction, validation_fraction, about)
-
-
-def _parts(
-    dealt: list[list[np.ndarray]],
-    labels: np.ndarray,
-    cut_rng: np.random.Generator,
-    validation_rng: np.random.Generator,
-    test_fraction: float,
-    validation_fraction: float,
-    about: str,
-) -> Partition:
-    """Training, test and validation images from one pool, or from one of each, by client."""
-    held_out = 1 if validation_fraction > 0 else 0
     if len(dealt) == 1:
         cuts = [_cut(cut_rng, labels, mine, test_fraction, held_out) for mine in dealt[0]]
         dealt = [list(part) for part in zip(*cuts, strict=True)]
     train, test = dealt
-    validation = [np.zeros(0, np.int32)] * len(train)
+    validation = [np.zeros(0, np.int32)] * num_clients
     if held_out:
         cuts = [_cut(validation_rng, labels, mine, validation_fraction, 0) for mine in train]
         train, validation = (list(part) for part in zip(*cuts, strict=True))

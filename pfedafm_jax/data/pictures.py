@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from pfedafm_jax.data.folders import SUFFIXES, opened, pixels_of
+from pfedafm_jax.data.folders import SUFFIXES, images_of, opened, pixels_of
 from pfedafm_jax.data.values import kept
 from pfedafm_jax.errors import PfedafmError, naming
 from pfedafm_jax.files import reading
@@ -64,8 +64,7 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise bad("images", str(path), "a .npy or .npz file, an image, or a folder of images")
-    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
-    if not found:
+    if not (found := images_of(path)):
         raise bad("images", str(path), f"a folder with files that end in {', '.join(SUFFIXES)}")
     return found
 

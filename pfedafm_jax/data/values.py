@@ -49,6 +49,24 @@ def kept(values: np.ndarray, what: str) -> np.ndarray:
     return values if kind == "f" else values.astype(np.int32)
 
 
+def class_labels(
+    labels: np.ndarray, count: int, what: str, num_classes: int | None = None
+) -> np.ndarray:
+    """Labels of so many samples as int32 `[count]`; raises on anything else, or beyond the classes
+    where their number is known."""
+    labels = np.asarray(labels)
+    if labels.shape != (count,) or labels.dtype.kind not in "iu":
+        found = f"{what} is {labels.dtype} {labels.shape}"
+        raise PfedafmError(f"{found}; accepted are {count} integers, one per image")
+    most = 2**31 - 1 if num_classes is None else num_classes
+    if count and not 0 <= labels.min() <= labels.max() < most:
+        accepted = "the first class must be 0"
+        if num_classes is not None:
+            accepted = f"accepted: 0 to {num_classes - 1}, the classes of the run"
+        raise PfedafmError(f"{what} run from {labels.min()} to {labels.max()}; {accepted}")
+    return labels.astype(np.int32)
+
+
 def statistics(values: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(mean, std) of what `kept` returned: of pixels, scaled to 0..1, by channel; of features by
     the last axis; token ids have none."""

@@ -10,3 +10,33 @@ flower.py    Flower's processes and messages under both; the only file that impo
 launch.py    starts Flower's superlink and supernode
 certs.py     an authority, the server's certificate, a key for each node
 """
+
+from importlib import import_module
+from typing import Any
+
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.settings import bad
+
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def needed(module: str) -> Any:
+    """`flower` or `certs`; says how to install what it needs."""
+    try:
+        return import_module(f"pfedafm_jax.deploy.{module}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("pfedafm_jax"):
+            raise
+        words = f"this needs Flower ({error.name} is missing): pip install 'pfedafm-jax[flower]'"
+        raise PfedafmError(words) from error
+
+
+def address(setting: str, text: str, certs: str | None) -> tuple[str, int]:
+    """`HOST:PORT` in two; without certificates only addresses of this machine."""
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise bad(setting, text, "HOST:PORT, such as 127.0.0.1:18000")
+    if certs is None and host not in LOCAL:
+        raise bad(setting, text, "127.0.0.1:PORT without --certs DIR (pfedafm certs)")
+    return host, int(port)

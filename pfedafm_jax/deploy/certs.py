@@ -2,6 +2,7 @@
 
 # pyright: reportMissingImports=false
 
+import contextlib
 import datetime
 import ipaddress
 import os
@@ -21,6 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.files import write_atomically
+from pfedafm_jax.settings import bad
 
 YEARS = 5
 
@@ -59,22 +61,17 @@ def make(folder: str | Path, hosts: Sequence[str], clients: int) -> list[Path]:
                                       "encipher_only", "decipher_only", "key_encipherment")}  # fmt: skip
     signs = x509.KeyUsage(digital_signature=True, key_cert_sign=True, crl_sign=True, **usage)
     serves = x509.KeyUsage(digital_signature=True, key_cert_sign=False, crl_sign=False, **usage)
+    of_authority = (x509.BasicConstraints(True, 0), True), (signs, True), (own, False)
+    of_server = (
+        (x509.SubjectAlternativeName(names), False),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.BasicConstraints(False, None), True),
+        (serves, True),
+        (by, False),
+    )
     files = {
-        "ca.crt": signed(
-            *(
-                issuer,
-                authority,
-                (x509.BasicConstraints(True, 0), True),
-                (signs, True),
-                (own, False),
-            )
-        ),
-        "server.crt": signed(
-            *(subject, server, (x509.SubjectAlternativeName(names), False), (serves, True)),
-            (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
-            (x509.BasicConstraints(False, None), True),
-            (by, False),
-        ),
+        "ca.crt": signed(issuer, authority, *of_authority),
+        "server.crt": signed(subject, server, *of_server),
         "server.key": _private(server, PrivateFormat.PKCS8),
     }
     for client in range(clients):
@@ -97,12 +94,9 @@ def _private(key: ec.EllipticCurvePrivateKey, format: PrivateFormat) -> bytes:
 
 def _name(host: str) -> x509.GeneralName:
     """A host as a certificate has it: an address, or a name."""
-    try:
+    with contextlib.suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        pass
     try:
         return x509.DNSName(host)
     except ValueError as error:
-        words = f"hosts = {host!r}; accepted: names and addresses, such as 192.168.1.5"
-        raise PfedafmError(words) from error
+        raise bad("hosts", host, "names and addresses, such as 192.168.1.5") from error

@@ -12,18 +12,13 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
-import re
-import secrets
 import shlex
-import socket
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -38,7 +33,7 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, pull_objects
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -47,18 +42,17 @@ from flwr.supercore.interceptors import (
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.superlink.grid import http_grid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
+from pfedafm_jax.deploy.launch import POLL, free_port, last_words, retry_soon, started
 from pfedafm_jax.deploy.wire import Head
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.errors import PfedafmError, naming
 from pfedafm_jax.files import read_bytes
 
 logging.getLogger("flwr").setLevel(logging.WARNING)
-Log = Callable[[str], Any]
-POLL = 0.15  # seconds between two questions for messages
+retry_soon()
 PIECE = 5 * 2**20  # Flower sends arrays in pieces of this size
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 APP = b"""[project]
 name = "pfedafm"
 version = "1.0.0"
@@ -74,9 +68,10 @@ arguments = ""
 
 
 def record(head: Head, body: bytes) -> RecordDict:
-    """A message of ours as one of Flower's."""
-    found = RecordDict({"head": ConfigRecord({"json": json.dumps(head)})})
-    if body:
+    """A message of ours as one of Flower's, in few pieces: each takes three requests."""
+    small = body if len(body) <= PIECE else b""
+    found = RecordDict({"head": ConfigRecord({"json": json.dumps(head), "body": small})})
+    if body and not small:  # only arrays are cut into pieces
         found["body"] = ArrayRecord({"bytes": Array("uint8", (len(body),), "bytes", body)})
     return found
 
@@ -84,10 +79,10 @@ def record(head: Head, body: bytes) -> RecordDict:
 def content(record: RecordDict) -> tuple[Head, bytes]:
     """What `record` was made of; `ValueError` for anything else."""
     try:
-        head: Any = json.loads(str(record.config_records["head"]["json"]))
-        bodies = list(record.array_records.values())
-        body = bodies[0]["bytes"].data if bodies else b""
-    except (KeyError, RecursionError) as error:
+        config: Any = record.config_records["head"]
+        head, bodies = json.loads(str(config["json"])), list(record.array_records.values())
+        body = bodies[0]["bytes"].data if bodies else bytes(config["body"])
+    except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"no message of ours: {error}") from error
     if not isinstance(head, dict):
         raise ValueError("no message of ours")
@@ -97,34 +92,23 @@ def content(record: RecordDict) -> tuple[Head, bytes]:
 # -------------------------------------------------------------------------------------- the server
 
 
-class Reply(NamedTuple):
-    """What came back for a question: `head` is None where `why` says what went wrong."""
-
-    question: str
-    head: Head | None
-    body: bytes
-    why: str = ""
-
-
 class Link:
     """Questions to nodes and their replies.
 
-    `owners` says whose node each is, by the key it was registered with; None: nodes have no keys,
-    and are whom they say they are.
+    Attributes:
+        owners: whose node each is, by the key it was registered with; None: nodes have no keys, and
+            are whom they say they are.
+        largest: bytes of a reply; a larger one is not even fetched.
     """
 
     def __init__(self, grid: Any, owners: dict[int, int] | None = None):
-        self.owners, self._grid = owners, grid
-        self.largest = 0  # bytes of a reply; a larger one is not even fetched
-        self._refused: list[Reply] = []
-        if isinstance(grid, HttpGrid):
-            client: Any = grid._runtime_client
-            client.PullMessages = self._only_small(client.PullMessages)
+        self.owners, self.largest, self._grid = owners, 0, grid
+        setattr(http_grid, "pull_objects", self._pulled)  # noqa: B010
 
     def nodes(self) -> dict[int, str]:
         """Nodes that are there, each with the time at which it came."""
         with _answering():
-            if not isinstance(self._grid, HttpGrid):
+            if not isinstance(self._grid, http_grid.HttpGrid):
                 return dict.fromkeys(self._grid.get_node_ids(), "")
             return {one.node_id: one.last_activated_at for one in self._grid.get_nodes()}
 
@@ -136,39 +120,29 @@ class Link:
             (number,) = self._grid.push_messages([message])
         return number or ""  # it has gone: nothing will come
 
-    def replies(self, questions: Sequence[str]) -> list[Reply]:
-        """Replies that have come."""
+    def replies(self, questions: Sequence[str]) -> list[tuple[str, Head, bytes]]:
+        """(question, head, body) of replies that have come. A head with `lost` is Flower's: it says
+        why there will be none."""
         questions = [question for question in questions if question]
         with _answering():
             messages = list(self._grid.pull_messages(questions)) if questions else []
-        found, self._refused = self._refused, []
-        for message in messages:
-            question = message.metadata.reply_to_message_id
-            if message.has_error():
-                found.append(Reply(question, None, b"", f"Flower says: {message.error.reason}"))
-                continue
-            try:
-                found.append(Reply(question, *content(message.content)))
-            except ValueError as error:
-                found.append(Reply(question, None, b"", str(error)))
-        return found
+        return [(message.metadata.reply_to_message_id, *_reply(message)) for message in messages]
 
-    def _only_small(self, pull: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Flower's list of replies without those of more pieces than any that is expected."""
+    def _pulled(self, object_ids: list[str], **options: Any) -> dict[str, bytes]:
+        """Flower's `pull_objects`, not of messages in more pieces than any that is expected."""
+        if len(object_ids) > 16 + self.largest // PIECE:
+            why = f"it has {len(object_ids)} pieces, more than any that is expected"
+            raise ObjectPullError(object_ids[0], why)
+        return pull_objects(object_ids, **options)
 
-        def pulled(request: Any) -> Any:
-            response = pull(request)
-            listed = zip(response.messages_list, response.message_object_trees, strict=True)
-            for place, (one, tree) in reversed(list(enumerate(listed))):
-                pieces = sum(1 for _ in iterate_object_tree(tree))
-                if pieces > 16 + self.largest // PIECE:
-                    del response.messages_list[place], response.message_object_trees[place]
-                    why = f"a message in {pieces} pieces, larger than any that is expected"
-                    question = one.metadata.reply_to_message_id
-                    self._refused.append(Reply(question, None, b"", why))
-            return response
 
-        return pulled
+def _reply(message: Message) -> tuple[Head, bytes]:
+    if message.has_error():
+        return {"lost": f"Flower says: {message.error.reason}"}, b""
+    try:
+        return content(message.content)
+    except ValueError as error:
+        return {"error": str(error)}, b""
 
 
 @contextlib.contextmanager
@@ -181,42 +155,47 @@ def _answering() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def superlink(listen: str, certs: Path | None, place: Path, num_clients: int) -> Iterator[Link]:
-    """A superlink at `listen` for as long as this lasts, with a run whose `ServerApp` we are.
+def superlink(
+    host: str, port: int, certs: Path | None, place: Path, num_clients: int
+) -> Iterator[Link]:
+    """A superlink for as long as this lasts, with a run whose `ServerApp` we are.
 
     Args:
+        host, port: where it listens.
         certs: as `certs.py` writes them: TLS, and nodes with keys. None: neither.
         place: a folder for Flower's files and the superlink's log.
         num_clients: keys of these clients are registered.
     """
-    host, port = address(listen)
     flags = ["--host", host, "--port", str(port), "--isolation", "process"]
     flags += ["--disable-runtime-dependency-installation"]
-    authority = certs and certs / "ca.crt"
+    near = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    about: tuple[Any, ...] = f"{near}:{port}", certs is None, certs and read_bytes(certs / "ca.crt")
     if certs is None:
         flags.append("--insecure")
     else:
-        flags += ["--ssl-ca-certfile", str(authority), "--ssl-certfile", str(certs / "server.crt")]
-        flags += ["--ssl-keyfile", str(certs / "server.key"), "--enable-supernode-auth"]
-    with _started("superlink", flags, place) as (process, secret):
-        near = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-        about: tuple[Any, ...] = (
-            f"{near}:{port}",
-            certs is None,
-            authority and read_bytes(authority),
-        )
+        flags += ["--ssl-ca-certfile", f"{certs}/ca.crt", "--ssl-certfile", f"{certs}/server.crt"]
+        flags += ["--ssl-keyfile", f"{certs}/server.key", "--enable-supernode-auth"]
+    with started("superlink", flags, place) as (process, secret):
+
+        def until(call: Callable[[], Any]) -> Any:
+            if (found := _until(process, call)) is None:
+                words = last_words(place / "superlink.log")
+                raise PfedafmError(f"Flower's superlink has ended: {words}")
+            return found
+
         version = RuntimeVersionHttpInterceptor(component_name="pfedafm")
         with ControlHttpClient.from_server_address(*about, [version]) as control:  # pyright: ignore
             fab = build_fab_from_files({"pyproject.toml": APP})[0]
-            bundle = fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {}))
-            _patiently(process, place, lambda: control.StartRun(StartRunRequest(fab=bundle)))
+            run = StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {})))
+            until(lambda: control.StartRun(run))
             owners: dict[int, int] = {}
             for client in range(num_clients) if certs else ():
                 key = public_key(Path(certs or "") / "nodes" / f"client-{client}.pub")
                 node = control.RegisterNode(RegisterNodeRequest(public_key=key)).node_id
                 owners[node] = client
-        token, _ = _task(_runtime(about, secret), TaskType.SERVER_APP)
-        grid = HttpGrid(*about, token=token)  # pyright: ignore
+        runtime = _runtime(about, secret)
+        token = until(lambda: _task(runtime, TaskType.SERVER_APP))
+        grid = http_grid.HttpGrid(*about, token=token)  # pyright: ignore
         heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(grid._runtime_client))
         heartbeat.start()
         given = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
@@ -240,18 +219,20 @@ def public_key(path: Path) -> bytes:
     """A node's public key from its file, as Flower registers it."""
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
-    try:
+    with naming(f"{path} is no public key of a node, as pfedafm certs makes them"):
         return public_key_to_bytes(load_ssh_public_key(read_bytes(path)))  # pyright: ignore
-    except (OSError, ValueError) as error:
-        words = f"{path} is no public key of a node ({error}); pfedafm certs makes them"
-        raise PfedafmError(words) from error
 
 
 # ---------------------------------------------------------------------------------------- the node
 
 
 def answer_forever(
-    server: str, authority: Path | None, key: Path | None, place: Path, node: Any, log: Log
+    server: str,
+    authority: Path | None,
+    key: Path | None,
+    place: Path,
+    node: Any,
+    log: Callable[[str], Any],
 ) -> None:
     """Runs a supernode, started again whenever it ends, until the server wants no more of it.
 
@@ -268,13 +249,12 @@ def answer_forever(
     wait = 1.0
     while node.left is None:
         port, began = free_port(), time.monotonic()
-        with _started("supernode", [*flags, "--port", str(port)], place) as (process, secret):
+        with started("supernode", [*flags, "--port", str(port)], place) as (process, secret):
             about: tuple[Any, ...] = (f"127.0.0.1:{port}", True, None)
             runtime = _runtime(about, secret)
             while process.poll() is None and node.left is None:
                 try:
-                    token, task = _task(runtime, TaskType.CLIENT_APP, process)
-                    if task:
+                    if token := _until(process, lambda: _task(runtime, TaskType.CLIENT_APP)):  # noqa: B023
                         _answer(about, token, node.answer)
                 except (httpx.HTTPError, RuntimeError, ValueError) as error:
                     log(f"a question was lost: {type(error).__name__}: {str(error)[:200]}")
@@ -295,52 +275,23 @@ def _answer(about: Any, token: str, answer: Callable) -> None:
     heartbeat.start()
     try:
         message, context, _, _ = pull_task_input(client)
-        push_message(client, Message(reply_to(message, answer), reply_to=message), context)
+        push_message(client, reply_to(message, answer), context)
         push_task_output(client, context, SubStatus.COMPLETED, "")
     finally:
         heartbeat.stop()
         client.close()
 
 
-def reply_to(message: Message, answer: Callable) -> RecordDict:
+def reply_to(message: Message, answer: Callable) -> Message:
     """Our reply to a message of Flower's."""
     try:
-        return record(*answer(*content(message.content)))
+        found = record(*answer(*content(message.content)))
     except (PfedafmError, ValueError) as error:
-        return record({"error": str(error)}, b"")
+        found = record({"error": str(error)}, b"")
+    return Message(found, reply_to=message)
 
 
 # ----------------------------------------------------------------------------------- what they share
-
-
-@contextlib.contextmanager
-def _started(which: str, flags: list[str], place: Path) -> Iterator[tuple[subprocess.Popen, bytes]]:
-    """A process of Flower's, and the secret by which we may take its tasks."""
-    place.mkdir(parents=True, exist_ok=True)
-    secret = secrets.token_bytes(32)
-    with tempfile.NamedTemporaryFile() as file, (place / f"{which}.log").open("ab") as lines:
-        file.write(secret)
-        file.flush()
-        script = str(Path(__file__).with_name("launch.py"))
-        words = [sys.executable, "-P", script, which, str(os.getpid()), *flags]
-        environment = {**os.environ, **QUIET, "FLWR_HOME": str(place.absolute())}
-        process = subprocess.Popen(
-            [*words, "--superexec-auth-secret-file", file.name],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=lines,
-            stderr=lines,
-            start_new_session=True,  # Ctrl-C is ours to handle
-        )
-        try:
-            yield process, secret
-        finally:
-            process.terminate()
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
 
 def _runtime(about: tuple[Any, ...], secret: bytes = b"", token: str = "") -> RuntimeHttpClient:
@@ -352,61 +303,28 @@ def _runtime(about: tuple[Any, ...], secret: bytes = b"", token: str = "") -> Ru
     return RuntimeHttpClient.from_server_address(*about, [version, own])  # pyright: ignore
 
 
-def _task(
-    runtime: RuntimeHttpClient, kind: Any, process: subprocess.Popen | None = None
-) -> tuple[str, Any]:
-    """Waits for a task of this kind, or for the end of the process: its token, or nothing."""
-    while process is None or process.poll() is None:
-        with contextlib.suppress(httpx.TransportError):  # it is still starting
-            found = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
-            if found.HasField("task") and found.token:
-                return found.token, found.task
-        time.sleep(POLL)
-    return "", None
+def _task(runtime: RuntimeHttpClient, kind: Any) -> str:
+    """The token of a task of this kind; empty: there is none."""
+    return runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[kind])).token
 
 
-def _patiently(process: subprocess.Popen, place: Path, call: Callable[[], Any]) -> Any:
-    """The result of a call to a superlink that may still be starting."""
-    while True:
+def _until(process: subprocess.Popen, call: Callable[[], Any]) -> Any:
+    """Calls a process, which may still be starting, until it has a result; None: it has ended."""
+    while process.poll() is None:
         try:
-            return call()
+            if found := call():
+                return found
         except httpx.TransportError as error:
             if "certificate" in str(error).lower():
                 raise PfedafmError(f"the server's own certificate is refused: {error}") from error
-        if process.poll() is not None:
-            last = last_words(place / "superlink.log")
-            raise PfedafmError(f"Flower's superlink has ended: {last}")
         time.sleep(POLL)
-
-
-def address(text: str) -> tuple[str, int]:
-    """`HOST:PORT` in two."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
-        raise PfedafmError(f"{text!r} is no address; accepted: HOST:PORT, such as 127.0.0.1:18000")
-    return host.strip("[]"), int(port)
-
-
-def free_port() -> int:
-    """A port of this machine that nobody uses at the moment."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
-def last_words(path: Path) -> str:
-    """What a process of Flower's said of its end."""
-    with contextlib.suppress(OSError):
-        text = re.sub("\x1b\\[\\d+m", "", read_bytes(path)[-6000:].decode(errors="replace"))
-        lines = text[max(text.rfind("ERROR"), 0) :].removeprefix("ERROR").strip(" :").splitlines()
-        return "; ".join(line.strip() for line in lines[:3])
-    return "it has ended"
+    return None
 
 
 # ------------------------------------------------------- for superlinks and supernodes of one's own
 
-server_app, client_app = ServerApp(), ClientApp()
-_nodes: dict[str, Any] = {}
+server_app = ServerApp()  # on lines of their own: Flower looks for them without importing this
+client_app = ClientApp()
 
 
 @server_app.main()
@@ -419,12 +337,12 @@ def _serve(grid: Grid, context: Context) -> None:
 @client_app.train()
 @client_app.query()
 def _node(message: Message, context: Context) -> Message:
+    words = [(f"--{name}", str(value)) for name, value in context.node_config.items()]
+    return reply_to(message, _node_of(tuple(sum(words, ()))).answer)
+
+
+@cache
+def _node_of(words: tuple[str, ...]) -> Any:
     from pfedafm_jax.commands.node import node_of
 
-    words = [
-        word for name, value in context.node_config.items() for word in (f"--{name}", str(value))
-    ]
-    key = shlex.join(words)
-    if key not in _nodes:
-        _nodes[key] = node_of(words)
-    return Message(reply_to(message, _nodes[key].answer), reply_to=message)
+    return node_of(list(words))

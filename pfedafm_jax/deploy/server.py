@@ -6,7 +6,7 @@ pictures, is as in a simulation.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,8 +27,7 @@ from pfedafm_jax.methods import Method, find_method
 from pfedafm_jax.settings import bad
 
 LOOK = 1.0  # seconds between two looks at who is there
-TRIES = 8  # questions to a client in a round: its node comes and goes
-Accept = Callable[[int, Head, bytes], None]
+Place = tuple[int, str]  # a node, and when it came
 # What goes wrong where a stranger's message is taken for one of ours.
 WRONG = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 COSTS = ("floats_up", "floats_down", "flops")
@@ -56,9 +55,8 @@ class Nodes:
         self.last = np.zeros(self.config.num_clients, int)
         self._link, self._log = link, log
         self._seconds, self._patience, self._least = seconds, patience, least
-        self._where: dict[int, tuple[int, str]] = {}  # client → its node, and when that came
-        self._greeted: set[tuple[int, str]] = set()
-        self._greetings: dict[str, tuple[int, str]] = {}  # question → whom it went to
+        self._where: dict[int, Place] = {}  # where each client is
+        self._greeted: dict[Place, str] = {}  # by which question; empty: it was answered
         self._looked = 0.0
 
     # ---------------------------------------------------------------------------- who is there
@@ -67,7 +65,6 @@ class Nodes:
         """Waits until every client has said what it has, once."""
         said = -1
         while not self.roster.complete:
-            self._look()
             self._heard({})
             if said != len(self.roster.nodes):
                 said = len(self.roster.nodes)
@@ -79,7 +76,7 @@ class Nodes:
         bye, end = {"kind": "bye"}, time.monotonic() + seconds
         asked = {self._link.ask(node, bye, b"", seconds) for node, _ in self._where.values()}
         while asked and time.monotonic() < end:
-            asked -= {reply.question for reply in self._link.replies(list(asked))}
+            asked -= {question for question, _, _ in self._link.replies(list(asked))}
             time.sleep(0.05)
 
     def _look(self) -> None:
@@ -88,35 +85,36 @@ class Nodes:
             return
         self._looked = time.monotonic()
         there = set(self._link.nodes().items())
-        self._greeted &= there
         for client, at in list(self._where.items()):
             if at not in there:
                 del self._where[client]
                 self._log(f"client {client} is gone")
-        config, about = self.config.as_dict(), self.roster.about
-        hello = {"kind": "hello", "config": config, "classes": about["classes"]}
-        hello["federation"] = about["federation"]
-        for at in there - self._greeted:
-            self._greeted.add(at)
-            self._greetings[self._link.ask(at[0], hello, b"", self._seconds)] = at
+        about = {name: self.roster.about[name] for name in ("classes", "federation")}
+        hello = {"kind": "hello", "config": self.config.as_dict(), **about}
+        self._greeted = {at: self._greeted[at] for at in there if at in self._greeted}
+        for at in there - self._greeted.keys():
+            self._greeted[at] = self._link.ask(at[0], hello, b"", self._seconds)
 
-    def _heard(self, questions: Mapping[str, int]) -> list[tuple[int, Any]]:
-        """(client, reply) for questions that are answered; greetings are dealt with here."""
+    def _heard(self, questions: dict[str, int]) -> list[tuple[int, Head, bytes]]:
+        """(client, head, body) of questions that are answered, which are removed; greetings are dealt
+        with here."""
+        self._look()
+        greeted = {question: at for at, question in self._greeted.items()}
         found = []
-        for reply in self._link.replies([*questions, *self._greetings]):
-            if reply.question in questions:
-                found.append((questions[reply.question], reply))
-            elif at := self._greetings.pop(reply.question, None):
-                self._admit(at, reply)
+        for question, head, body in self._link.replies([*questions, *greeted]):
+            if question in questions:
+                found.append((questions.pop(question), head, body))
+            elif question in greeted:
+                self._greeted[greeted[question]] = ""
+                if "lost" not in head:
+                    self._admit(greeted[question], head)
         return found
 
-    def _admit(self, at: tuple[int, str], reply: Any) -> None:
-        if reply.head is None:  # it has gone again
-            return
-        client, owners = reply.head.get("client"), self._link.owners
+    def _admit(self, at: Place, head: Head) -> None:
+        client, owners = head.get("client"), self._link.owners
         try:
-            if "error" in reply.head:
-                raise ValueError(str(reply.head["error"])[:500])
+            if "error" in head:
+                raise ValueError(str(head["error"])[:500])
             if owners is not None and owners.get(at[0]) is None:
                 raise ValueError("its key is not among those of this federation")
             if owners is not None and owners[at[0]] != client:
@@ -125,7 +123,7 @@ class Nodes:
                 )
             if type(client) is not int or not 0 <= client < self.config.num_clients:
                 raise ValueError(f"client {client!r}; accepted: 0 to {self.config.num_clients - 1}")
-            self.roster.admit(client, reply.head)
+            self.roster.admit(client, head)
         except WRONG as error:
             why = f"node {at[0]} is refused: {error}"
             self._log(why)
@@ -137,80 +135,73 @@ class Nodes:
 
     # ---------------------------------------------------------------------------- asking
 
-    def _ask(self, heads: dict[int, Head], body: bytes, accept: Accept) -> set[int]:
-        """Asks these clients; those that have not answered in time, or not as they should.
-
-        A client whose node has gone is asked again when it returns, within the same time.
-        """
-        asked: dict[int, list[tuple[int, str]]] = {client: [] for client in heads}
+    def _ask(
+        self, heads: dict[int, Head], body: bytes, accept: Callable[[int, Head, bytes], None]
+    ) -> None:
+        """Asks these clients and has their replies accepted, as far as they come in time and are as
+        they should be. One whose node has gone is asked again when it returns, within that time."""
+        asked: dict[int, Place] = {}
+        seen = dict.fromkeys(heads, time.monotonic())  # when each client was last there
         questions: dict[str, int] = {}
-        absent: dict[int, float] = {}
-        waiting, start = set(heads), time.monotonic()
-        failed: set[int] = set()
-        while waiting and time.monotonic() - start < self._seconds:
-            self._look()
-            for client in waiting:
-                at, now = self._where.get(client), time.monotonic()
-                if at is None and now - absent.setdefault(client, now) > self._patience:
-                    self._log(f"client {client} is not there")
-                    failed.add(client)
-                if at is None:
-                    continue
-                absent.pop(client, None)
-                if asked[client][-1:] != [at] and len(asked[client]) < TRIES:
-                    asked[client].append(at)
-                    questions[self._link.ask(at[0], heads[client], body, self._seconds)] = client
-            for client, reply in self._heard(questions):
-                del questions[reply.question]
+        waiting, end = set(heads), time.monotonic() + self._seconds
+        self._looked = 0.0  # who is there now
+        while waiting and time.monotonic() < end:
+            for client, head, content in self._heard(questions):
                 if client not in waiting:
                     continue
-                if reply.head is None and client not in self._where:  # lost with its node
-                    asked[client].append((0, ""))
+                if "lost" in head and client not in self._where:  # with its node
+                    asked.pop(client, None)
                     continue
+                waiting.discard(client)
                 try:
-                    if reply.head is None or "error" in reply.head:
-                        raise ValueError(reply.why or str((reply.head or {})["error"])[:500])
-                    accept(client, reply.head, reply.body)
-                    waiting.discard(client)
+                    if why := head.get("error", head.get("lost")):
+                        raise ValueError(str(why)[:500])
+                    accept(client, head, content)
                 except WRONG as error:
                     self._log(f"client {client}'s reply is refused: {error}")
-                    failed.add(client)
-            waiting -= failed
-            time.sleep(0.1)
+            for client in list(waiting):
+                if (at := self._where.get(client)) is not None:
+                    seen[client] = time.monotonic()
+                    if asked.get(client) != at:
+                        asked[client] = at
+                        question = self._link.ask(at[0], heads[client], body, self._seconds)
+                        questions[question] = client
+                elif time.monotonic() - seen[client] > self._patience:
+                    self._log(f"client {client} is not there")
+                    waiting.discard(client)
+            time.sleep(0.05)
         for client in waiting:
             self._log(f"client {client} has not answered within {self._seconds:g} s")
-        return waiting | failed
 
-    def _settings(self, programs: Programs, client: int) -> Head:
-        """What a node needs to know; nothing of other clients but how long tables are."""
-        group, config = int(programs.groups[client]), self.config
-        about, training = self.roster.about, programs.method.training
+    def _heads(
+        self, programs: Programs, clients: Sequence[int], kind: str, number: int
+    ) -> dict[int, Head]:
+        """Questions of this kind, with all that a node needs to know; nothing of other clients but
+        how long tables are."""
+        config, about, training = self.config, self.roster.about, programs.method.training
         data = {name: about[name] for name in ("classes", "image_shape", "dtype", "mean", "std")}
         if training.mean:
             data |= {"mean": training.mean, "std": training.std}
-        return {
+        settings = {
             "config": config.as_dict(),
             "federation": about["federation"],
             "data": data,
-            "architecture": programs.architectures[group].name,
-            "start": group if config.same_start else len(programs.architectures) + client,
             "batch_size": training.batch_size,
             "rest_size": training.rest_size,
             "train_width": programs.train_rows.shape[1],
             "test_width": programs.test_rows.shape[1],
             "predictions": programs.predictions,
         }
-
-    def _heads(self, programs: Programs, clients: Sequence[int], kind: str, number: int):
-        return {
-            client: {
-                "kind": kind,
-                "round": number,
-                "after": int(self.last[client]),
-                "settings": self._settings(programs, client),
+        heads: dict[int, Head] = {}
+        for client in clients:
+            group = int(programs.groups[client])
+            own = {
+                "architecture": programs.architectures[group].name,
+                "start": group if config.same_start else len(programs.architectures) + client,
             }
-            for client in clients
-        }
+            heads[client] = {"kind": kind, "round": number, "after": int(self.last[client])}
+            heads[client]["settings"] = settings | own
+        return heads
 
     # ---------------------------------------------------------------------------- the loop of a run
 
@@ -332,12 +323,6 @@ class Federation(Experiment):
         self.state = engine.start(self.programs)
         self.nodes: Nodes = nodes
         self._loop: Any = nodes
-
-    def compile(self) -> None:
-        """What the server computes."""
-        start = time.perf_counter()
-        self.programs.compile()
-        self.compile_seconds += time.perf_counter() - start
 
     def history(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         details, arrays = super().history()

@@ -55,19 +55,13 @@ class States:
     def write(self, number: int, card: dict[str, Any], client: Tree, server: Tree) -> None:
         """The state after round `number`; later ones, which no longer count, and old ones go."""
         leaves = filled(by_path(jax.device_get({"client": client, "server": server})))
-        arrays = {name: np.ascontiguousarray(leaf) for name, leaf in leaves.items()}
+        arrays = {name: np.asarray(leaf, order="C") for name, leaf in leaves.items()}
         content = save(arrays, {"card": json.dumps(card | {"round": number})})
         digest = hashlib.sha256(content).hexdigest().encode()
         write_atomically(self.path(number), MARK + digest + b"\n" + content)
         rounds = self.rounds()
         for old in {*rounds[:-KEPT], *(one for one in rounds if one > number)}:
             self.path(old).unlink(missing_ok=True)
-
-    def newest(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """(card, weights by name) of the last state."""
-        if not self.rounds():
-            raise PfedafmError(f"{self.place} has no state of a node")
-        return self.read(self.rounds()[-1])
 
     def read(self, number: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """(card, weights by name) after round `number`; raises where the file is not as written."""
