@@ -110,8 +110,9 @@ def models(run: Run) -> str:
 
 def maxima(runs: Sequence[Run]) -> str:
     """How far the best round lies above the late ones, and how far it would by the draw alone."""
-    draw, rows = np.random.default_rng(0), []
+    rows = []
     for run in runs:
+        draw = np.random.default_rng(0)  # the same draws for every run
         rounds, late = participants(run), participants(run)[-len(run.records) // 5 :]
         clients = late_clients(run)
         size = len(run.records[0].participants)

@@ -125,7 +125,7 @@ class Experiment:
     def compile(self) -> None:
         """Compiles all programs now; otherwise the first round does."""
         start = time.perf_counter()
-        if self._loop is not reference:
+        if self._loop is not released:
             self.programs.compile()
         self.compile_seconds += time.perf_counter() - start
 
