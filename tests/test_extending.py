@@ -83,6 +83,7 @@ def test_xla_counts_a_depthwise_convolution_as_one_channel_each():
     assert by_hand < found < 1.2 * by_hand  # were the groups ignored: more than twice as much
 
 
+@pytest.mark.slow
 def test_the_example_extractors_learn_on_the_engine(dataset, config):
     names = ("short_resnet", "short_mobilenet")  # a block less compiles in two thirds of the time
     for name, kind in zip(names, (ResNet, MobileNetSmall), strict=True):

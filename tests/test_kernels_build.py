@@ -14,6 +14,7 @@ from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.kernels import build
 
 
+@pytest.mark.slow
 def test_it_is_built_once_by_builders_that_do_not_harm_each_other_and_anew_when_damaged(
     tmp_path, monkeypatch
 ):

@@ -291,6 +291,7 @@ def test_the_commands_predict_export_and_join(trained, tmp_path, capsys):
             predict.main([*words, "--images", str(tmp_path / "x.npy")])
 
 
+@pytest.mark.slow
 def test_held_out_clients_join_runs_side_by_side(trained, tmp_path):
     for method in ("standalone", "fedproto"):
         some = {"dataset": "synthetic", "synthetic_samples": 240, "held_out_clients": 2}

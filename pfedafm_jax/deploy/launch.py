@@ -69,8 +69,10 @@ def free_port() -> int:
 
 def last_words(path: Path) -> str:
     """What a process of Flower's said of its end, from its log."""
+    from pfedafm_jax.files import read_bytes  # here, since the child imports nothing of ours
+
     with contextlib.suppress(OSError):
-        text = re.sub("\x1b\\[\\d+m", "", path.read_bytes()[-6000:].decode(errors="replace"))
+        text = re.sub("\x1b\\[\\d+m", "", read_bytes(path)[-6000:].decode(errors="replace"))
         lines = text[max(text.rfind("ERROR"), 0) :].removeprefix("ERROR").strip(" :").splitlines()
         return "; ".join(line.strip() for line in lines[:3])
     return "it has ended"
