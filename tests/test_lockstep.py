@@ -123,6 +123,7 @@ def test_nothing_is_traced_in_a_second_round():
     assert counts == TRACED
 
 
+@pytest.mark.slow
 def test_as_many_clients_at_once_as_fit(monkeypatch):
     """A device with room for two of three: two calls, and nothing else changes."""
     whole = lockstep("standalone")
@@ -229,6 +230,7 @@ class Interrupting(Observer):
             self.signals.received = signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_a_comparison_together_is_stopped_and_resumed_to_the_same_numbers(tmp_path):
     signals, (dataset, partition) = Signals(), small_data()
     config = small_config("fedproto", rounds=3, eval_every=2, architectures=("dense_b",))

@@ -153,6 +153,7 @@ def test_rounds_on_features_and_on_token_ids_equal_the_plain_loop(method, what):
     assert_equals_plain_loop(build(config, dataset, partition))
 
 
+@pytest.mark.slow
 def test_a_client_of_tabular_data_predicts_is_exported_and_is_joined(tmp_path):
     random = np.random.default_rng(0)
     labels = np.arange(120) % 3
