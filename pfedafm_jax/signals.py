@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -73,10 +73,14 @@ class Signals:
         os.close(read)
 
 
+def on_abort(handle: Callable[[int], None]) -> None:
+    """Calls `handle` with the signal's number if a C++ library aborts."""
+    _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(handle))
+    ctypes.CDLL(None).signal(signal.SIGABRT, _handlers[-1])
+
+
 def explain_aborts() -> None:
     """Prints a message, and exits with code 1, if a C++ library aborts for lack of memory."""
-    if faulthandler.is_enabled() or os.name != "posix":
-        return
 
     def aborted(number: int) -> None:
         os.write(
@@ -84,8 +88,8 @@ def explain_aborts() -> None:
         )
         os._exit(1)
 
-    _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted))
-    ctypes.CDLL(None).signal(signal.SIGABRT, _handlers[-1])
+    if os.name == "posix" and not faulthandler.is_enabled():
+        on_abort(aborted)
 
 
 def _noted(number: int, frame: FrameType | None) -> None:

@@ -5,10 +5,8 @@ per round they sum numerators and weights; if a participant trains in another pr
 its state moves there. Both are sums over the processes, by JAX's distributed runtime.
 """
 
-import ctypes
 import json
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -22,12 +20,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.settings import bad
+from pfedafm_jax.signals import on_abort
 
 Tree = Any
 AXIS = "processes"
 MEETING_SECONDS = 120  # how long processes wait for each other at startup
 SILENCE_SECONDS = 30  # a process without a heartbeat for this long is considered dead
-_handlers: list[Any] = []  # keeps them alive: C has only their addresses
 
 
 class LostProcess(PfedafmError):
@@ -100,8 +98,7 @@ def _catch_abort() -> None:
         errors.flush()
         os._exit(LostProcess.exit_code if lost else 128 + number)
 
-    _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted))
-    ctypes.CDLL(None).signal(signal.SIGABRT, _handlers[-1])
+    on_abort(aborted)
 
 
 class Processes:

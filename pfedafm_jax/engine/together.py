@@ -17,7 +17,6 @@ from pfedafm_jax.engine.programs import Programs
 from pfedafm_jax.engine.round import RoundResult, participants_of, run_round
 from pfedafm_jax.engine.state import State
 from pfedafm_jax.engine.store import ClientStore
-from pfedafm_jax.errors import PfedafmError
 
 Tree = Any
 OWN = ("evaluate", "place", "take")  # programs that each run calls by itself
@@ -37,12 +36,9 @@ def can_go_together(several: Sequence[Programs]) -> str:
 
 
 class Together:
-    """Runs that share one program; raises `PfedafmError` if they cannot."""
+    """Runs that share one program; `can_go_together` says which can."""
 
     def __init__(self, several: Sequence[Programs]):
-        why = can_go_together(several)
-        if why:
-            raise PfedafmError(f"these runs cannot go together: {why}")
         first, self._several = several[0], several
         self._programs = replace(first, stages=())
         if len(several) > 1:
