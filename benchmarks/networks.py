@@ -1,8 +1,8 @@
 """A training step of networks with `nn.Conv`: ours in a compiled loop beside PyTorch's, in turns.
 
 Forward, backward and SGD with momentum, a batch of 64 images of 32x32 pixels, on one core with one
-thread. The clock is the process's own time, the least of some repeats: others on the machine count
-as little as can be. PyTorch runs in both memory layouts. `--xla` adds XLA's convolutions.
+thread. The clock is the process's own CPU time, the least of some repeats, so that other load on
+the machine matters little. PyTorch runs in both memory layouts. `--xla` adds XLA's convolutions.
 """
 
 import argparse

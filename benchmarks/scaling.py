@@ -1,4 +1,4 @@
-"""How cost grows: `python benchmarks/scaling.py` measures seconds a round and memory against the
+"""How cost grows: `python benchmarks/scaling.py` measures seconds per round and memory against the
 number of clients (N), participants (K), local epochs (E) and devices, and draws them.
 
 Every point is a process of its own, so its peak of memory is its own. The points of one curve run

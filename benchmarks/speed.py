@@ -1,7 +1,7 @@
 """How fast is a round? `python benchmarks/speed.py` runs everything side by side on the same work,
 in one run:
 
-this engine; the same with XLA's kernels instead of native ones; PyTorch with one process a core,
+this engine; the same with XLA's kernels instead of native ones; PyTorch with one process per core,
 the frozen features cached, the fastest layout and SGD; a careful PyTorch loop on all cores; one in
 the manner of the released code; and the limit of the machine. `--quick` takes a few minutes.
 PyTorch comes with `pip install -e '.[bench]'`; without it the rest still runs.
@@ -97,7 +97,7 @@ def race(
     draws: Sequence[list[int]],
     batch_size: int,
 ) -> dict[str, Any]:
-    """Seconds a round of every contender at this batch size, in turns, and the machine's limit."""
+    """Seconds per round of every contender at this batch size, in turns, and the machine's limit."""
     prepared = {}
     for name, contender in contenders.items():
         progress.print(f"batch {batch_size}: preparing {LABELS[name]}")
@@ -183,7 +183,7 @@ def print_results(results: dict[str, Any], batch_sizes: list[int]) -> None:
 
 
 def draw(results: dict[str, Any], batch_sizes: list[int]) -> Figure:
-    """Bars of seconds a round, one panel a batch size, with the least and largest repeat."""
+    """Bars of seconds per round, one panel per batch size, with the least and largest repeat."""
     figure, [panels] = figures.panels(1, len(batch_sizes), 5.0, 3.4, sharey=True)
     for axes, size in zip(panels, batch_sizes, strict=True):
         found = results[str(size)]
