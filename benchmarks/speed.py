@@ -97,7 +97,7 @@ def race(
     draws: Sequence[list[int]],
     batch_size: int,
 ) -> dict[str, Any]:
-    """Seconds per round of every contender at this batch size, in turns, and the machine's limit."""
+    """Seconds per round of each contender at this batch size, in turns, and the machine's limit."""
     prepared = {}
     for name, contender in contenders.items():
         progress.print(f"batch {batch_size}: preparing {LABELS[name]}")
