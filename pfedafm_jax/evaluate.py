@@ -26,21 +26,19 @@ def accuracy(
     size, shape = EVALUATION_BATCH, (1, *data.images.shape[1:])
     rows = jnp.pad(data.test, (0, size))
 
-    def scores(images: jax.Array) -> dict[str, jax.Array]:
+    def logits_of(images: jax.Array) -> dict[str, jax.Array]:
         return predict(normalise(images, training.mean, training.std))
 
-    names = jax.eval_shape(scores, jax.ShapeDtypeStruct(shape, data.images.dtype)).keys()
+    names = jax.eval_shape(logits_of, jax.ShapeDtypeStruct(shape, data.images.dtype)).keys()
 
     def block(index, correct):
         batch = lax.dynamic_slice(rows, (index * size,), (size,))
         real = index * size + jnp.arange(size) < data.num_test
         labels = data.labels[batch]
-        logits = scores(data.images[batch])
-        hits = {
-            name: jnp.sum((jnp.argmax(scores, axis=-1) == labels) & real)
-            for name, scores in logits.items()
+        return {
+            name: correct[name] + jnp.sum((jnp.argmax(logits, axis=-1) == labels) & real)
+            for name, logits in logits_of(data.images[batch]).items()
         }
-        return {name: correct[name] + hits[name] for name in names}
 
     blocks = loop_bound(training, data.num_test, size, data.test.shape[0])
     correct = lax.fori_loop(0, blocks, block, dict.fromkeys(names, jnp.int32(0)))

@@ -7,7 +7,7 @@ every other call (of frozen networks, for predictions) is in evaluation mode.
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import Any
@@ -79,11 +79,9 @@ def _set(variable: ContextVar, value: Any) -> Iterator[Any]:
         variable.reset(token)
 
 
-@contextmanager
-def training(params: Tree, key: jax.Array, weights: jax.Array) -> Iterator[Step]:
+def training(params: Tree, key: jax.Array, weights: jax.Array) -> AbstractContextManager[Step]:
     """A context for tracing a loss of `params`, on a batch whose rows have these weights."""
-    with _set(_STEP, Step(params, key, weights)) as step:
-        yield step
+    return _set(_STEP, Step(params, key, weights))
 
 
 def run(network: nn.Module, tree: Tree, images: jax.Array, random: bool) -> jax.Array:
@@ -187,12 +185,9 @@ def _in_mode(function: Callable, arguments: tuple, options: dict, context: Any) 
         module, in_training = context.module, _ROWS.get() is not None
         taken = inspect.signature(context.orig_method)
         given = taken.bind_partial(*arguments, **options).arguments
+        free = taken.parameters.keys() - given.keys()
         for name, value in SWITCHES.items():
-            if (
-                name in taken.parameters
-                and name not in given
-                and getattr(module, name, None) is None
-            ):
+            if name in free and getattr(module, name, None) is None:
                 options[name] = value if in_training else not value
         if isinstance(module, nn.BatchNorm) and given.get("mask") is None:
             options["mask"] = real_rows(arguments[0])

@@ -60,7 +60,7 @@ class MethodSettings:
 
     @property
     def length_matters(self) -> bool:
-        """Whether the rounds of a run would be others if it had more of them."""
+        """Whether a round's result depends on the total number of rounds (FedKD's does)."""
         return False
 
     def __init_subclass__(cls):

@@ -25,6 +25,10 @@ from pfedafm_jax.statistics import statistics_of, with_statistics, without_stati
 Tree = Any
 EVALUATION_BATCH = 64
 ORDER_KEY = 2**20  # for the order of an epoch; above any batch number
+# Room, in multiples of the mean client, so that splits of other seeds share compiled programs.
+BATCH_ROOM = 1.21  # of a batch: a client a fifth above the mean fits, however its size is rounded
+TABLE_ROOM = 1.4  # of tables of rows: ample, since padding there costs hardly any time
+LOCKSTEP_ROOM = 1.2  # of tables in lockstep: less, since every client runs to the table's end
 
 
 class ClientData(NamedTuple):
@@ -83,7 +87,7 @@ class LocalTraining:
         1.2 times the mean.
         """
         usual = np.mean(sizes)
-        longest = max(*sizes, 1, round(1.21 * usual))
+        longest = max(*sizes, 1, round(BATCH_ROOM * usual))
         batch_size = min(config.batch_size, -(-longest // 32) * 32)
         about = 16 * max(1, int((usual + 7) // 16))
         typical = [round(about * (0.8 + 0.01 * step)) for step in range(41)]
@@ -115,9 +119,10 @@ def table_width(sizes: Sequence[int], tight: bool = False) -> int:
     >>> table_width([470, 490]), table_width([700, 10]), table_width([470, 490], tight=True)
     (768, 768, 576)
     """
+    room = LOCKSTEP_ROOM if tight else TABLE_ROOM
+    least = max(*sizes, 1, round(room * np.mean(sizes)))
     if tight:
-        return -(-max(*sizes, 1, round(1.2 * np.mean(sizes))) // 32) * 32
-    least = max(*sizes, 1, round(1.4 * np.mean(sizes)))
+        return -(-least // 32) * 32
     power = 2 ** (least - 1).bit_length()
     return power if least > power * 3 // 4 else power * 3 // 4
 
@@ -261,9 +266,8 @@ def train(
     """E epochs of SGD on `loss(params, batch)` over the client's training data.
 
     Only what is in `params` is trained, decayed and carried by momentum; whatever else the loss
-    uses is frozen. Running statistics in it are those of the batches, moved by each step and by
-    nothing else. `project` maps trained params back to where they may be, and leaves those alone
-    that are there.
+    uses is frozen. Running statistics change only by the batches' own. `project` is applied after
+    every step and must not change params that are already allowed.
     """
     size, rest_size, longest = training.batch_size, training.rest_size, data.train.shape[0]
     rest = data.num_train % size
@@ -336,3 +340,14 @@ def extract_all(
 
     blocks = loop_bound(training, data.num_train, size, longest)
     return lax.fori_loop(0, blocks, block, jnp.zeros((longest + size, width)))
+
+
+def frozen_features(
+    training: LocalTraining, extract: Callable[[jax.Array], jax.Array], data: ClientData
+) -> Callable[[Batch], jax.Array]:
+    """A function from a batch to its features `[size, features]` by an extractor that is not
+    trained. Without augmentation they are the same in every epoch, and computed once, here."""
+    if training.augments:
+        return lambda batch: extract(batch.images)
+    table = extract_all(training, extract, data)
+    return lambda batch: table[batch.positions]

@@ -31,9 +31,8 @@ class Update(NamedTuple):
     client: Client  # what it keeps until its next visit (`shared_update` leaves it empty)
     upload: dict[str, Tree]  # this client's version of parts of the server's state
     weight: dict[str, jax.Array]  # of each part in the average: one number, or one per leading row
-    info: dict[
-        str, jax.Array
-    ]  # numbers for the records; `loss` is required; `floats_up` … replace those of `cost`
+    # Numbers for the records; `loss` is required; `floats_up` … replace those of `cost`.
+    info: dict[str, jax.Array]
     view: Server | None = None  # what it predicts with right after training; None: the broadcast
 
 
@@ -180,10 +179,14 @@ class Method:
         """The cost of a visit for a client with this many training samples and classes."""
         raise TypeError(f"{type(self).__name__} must define cost")
 
-    def training_cost(self, floats: float, macs: float, num_train: float) -> Cost:
-        """The cost of sending and receiving `floats` and training a model of this many `macs`."""
+    def training_cost(
+        self, floats: float, macs: float, num_train: float, more_passes: int = 0
+    ) -> Cost:
+        """The cost of sending and receiving `floats` and training a model of this many `macs`, with
+        `more_passes` over the data, forward only, after training."""
         # A step is one pass forward and two backward; a multiply-add is two operations.
-        return Cost(floats, floats, 2.0 * 3 * macs * num_train * self.training.local_epochs)
+        passes = 3 * self.training.local_epochs + more_passes
+        return Cost(floats, floats, 2.0 * passes * macs * num_train)
 
 
 # ------------------------------------------------------------------------------ the one aggregation

@@ -6,20 +6,19 @@ probability vector: with raw logits instead, the loss has no lower bound. After 
 without augmentation yields the client's own rows.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from pfedafm_jax.methods.base import Cost, Server, Tree, Update
+from pfedafm_jax.methods.base import Cost, Server, Update
 from pfedafm_jax.methods.losses import class_means, class_weights, soft_cross_entropy
-from pfedafm_jax.methods.standalone import Standalone, private_logits, private_model
+from pfedafm_jax.methods.standalone import Standalone, private_logits
 from pfedafm_jax.settings import MethodSettings, Positive, Rate
-from pfedafm_jax.training import Batch, cross_entropy, mean_over, train
+from pfedafm_jax.training import cross_entropy, mean_over
 
 
-@dataclass(frozen=True)
 class FD(Standalone):
     """The server keeps the table of rows, and which of them were ever sent."""
 
@@ -28,8 +27,6 @@ class FD(Standalone):
 
     @dataclass(frozen=True)
     class Settings(MethodSettings):
-        """FD's own settings."""
-
         gamma: Rate = 1.0
         """Weight of the distillation term (γ)."""
         outputs: Literal["softmax", "logits"] = "softmax"
@@ -45,37 +42,36 @@ class FD(Standalone):
 
     def outputs(self, logits: jax.Array) -> jax.Array:
         """What is averaged for each class: probabilities, or logits."""
-        own = self.settings
-        return jax.nn.softmax(logits / own.temperature) if own.outputs == "softmax" else logits
+        probabilities = self.settings.outputs == "softmax"
+        return jax.nn.softmax(logits / self.settings.temperature) if probabilities else logits
 
     def targets(self, class_scores: jax.Array) -> jax.Array:
         """The table as probabilities `[classes, classes]`, whichever was averaged."""
-        own, scores = self.settings, class_scores
-        return scores if own.outputs == "softmax" else jax.nn.softmax(scores / own.temperature)
+        if self.settings.outputs == "softmax":
+            return class_scores
+        return jax.nn.softmax(class_scores / self.settings.temperature)
+
+    def loss(self, architecture, client, server, params, batch) -> jax.Array:
+        targets, known = self.targets(server["class_scores"]), server["class_known"]
+        logits = private_logits(architecture, params, batch.images)
+        distillation = known[batch.labels] * soft_cross_entropy(logits, targets[batch.labels])
+        alone = cross_entropy(logits, batch.labels, batch.weights)
+        return alone + self.settings.gamma * mean_over(distillation, batch.weights)
 
     def client_update(self, key, architecture, client, server, data, weight) -> Update:
-        targets, known = self.targets(server["class_scores"]), server["class_known"]
-
-        def loss(params: Tree, batch: Batch) -> jax.Array:
-            logits = private_logits(architecture, params, batch.images)
-            distillation = known[batch.labels] * soft_cross_entropy(logits, targets[batch.labels])
-            alone = cross_entropy(logits, batch.labels, batch.weights)
-            return alone + self.settings.gamma * mean_over(distillation, batch.weights)
-
-        model = private_model(client)
-        trained = train(self.training, jax.random.fold_in(key, 1), model, loss, data)
+        update = super().client_update(key, architecture, client, server, data, weight)
 
         def outputs(images: jax.Array) -> jax.Array:
-            return self.outputs(private_logits(architecture, trained.params, images))
+            return self.outputs(private_logits(architecture, update.client, images))
 
         rows, counts = class_means(self.training, outputs, data, architecture.num_classes)
         upload = {"class_scores": rows, "class_known": jnp.ones_like(counts)}
         weights = dict.fromkeys(upload, class_weights(self.aggregation, counts, weight))
-        return Update(trained.params, upload, weights, {"loss": trained.loss})
+        return update._replace(upload=upload, weight=weights)
 
     def cost(self, architecture, num_train, num_classes_seen) -> Cost:
         classes = architecture.num_classes
         received = classes if self.settings.whole_table else num_classes_seen
-        passes = 3 * self.training.local_epochs + 1  # the last one makes the rows
-        flops = 2.0 * passes * architecture.macs * num_train
-        return Cost(num_classes_seen * classes, received * classes, flops)
+        sent, macs = num_classes_seen * classes, architecture.macs
+        cost = self.training_cost(sent, macs, num_train, more_passes=1)  # which makes the rows
+        return replace(cost, floats_down=received * classes)

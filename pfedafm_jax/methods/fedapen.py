@@ -16,16 +16,15 @@ import jax.numpy as jnp
 from annotated_types import Ge, Gt, Le, Lt
 from jax import lax
 
-from pfedafm_jax.methods.base import Client, Cost, Server, Tree, Update
+from pfedafm_jax.methods.base import Client, Cost, Server, Update
 from pfedafm_jax.methods.fml import PrivateAndShared, shared_logits
 from pfedafm_jax.methods.losses import kl_divergence
-from pfedafm_jax.methods.standalone import private_logits, private_model
+from pfedafm_jax.methods.standalone import private_logits
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.settings import MethodSettings, Rate, Share
 from pfedafm_jax.training import (
     Batch,
     ClientData,
-    Partitioned,
     cross_entropy,
     epoch_order,
     extract_all,
@@ -75,7 +74,6 @@ def split_adaptability(
     return apart, data._replace(train=data.train[behind], num_train=data.num_train - count)
 
 
-@dataclass(frozen=True)
 class FedAPEN(PrivateAndShared):
     """A client keeps its λ as `ensemble_weight`."""
 
@@ -84,8 +82,6 @@ class FedAPEN(PrivateAndShared):
 
     @dataclass(frozen=True)
     class Settings(MethodSettings):
-        """FedAPEN's own settings."""
-
         lambda_start: Share = 0.5
         """Initial weight of the private model in the ensemble (λ)."""
         lambda_learning_rate: Rate = 1e-3
@@ -134,28 +130,22 @@ class FedAPEN(PrivateAndShared):
         optimizer = sgd(training, learning_rate=rate, weight_decay=0.0, clip=False)
         return train(training, key, start, loss, data, optimizer, project=project).params
 
+    def loss(self, architecture, client, server, params, batch) -> jax.Array:
+        logits = self.both_logits(architecture, **params, images=batch.images)
+        return ensemble_loss(client["ensemble_weight"], *logits, batch.labels, batch.weights)
+
     def client_update(self, key, architecture, client, server, data, weight) -> Update:
         apart, rest = split_adaptability(self.seed, self.settings.adaptability_fraction, data)
         learned = self.learn_weight(jax.random.fold_in(key, 2), architecture, client, server, apart)
         ensemble_weight = jnp.where(client["visited"] > 0, learned, client["ensemble_weight"])
-
-        def loss(params: Tree, batch: Batch) -> jax.Array:
-            private = private_logits(architecture, params["model"], batch.images)
-            shared = shared_logits(self.shared, params["shared_model"], batch.images)
-            return ensemble_loss(ensemble_weight, private, shared, batch.labels, batch.weights)
-
-        params = {"model": private_model(client), "shared_model": server["shared_model"]}
-        optimizer = Partitioned(dict.fromkeys(params, sgd(self.training)))
-        trained = train(self.training, jax.random.fold_in(key, 1), params, loss, rest, optimizer)
         own = {"ensemble_weight": ensemble_weight, "visited": jnp.ones_like(client["visited"])}
-        kept, upload = trained.params["model"], {"shared_model": trained.params["shared_model"]}
-        info = {"loss": trained.loss, "ensemble_weight": ensemble_weight}
+        update = super().client_update(key, architecture, {**client, **own}, server, rest, weight)
+        kept, info = {**update.client, **own}, {**update.info, "ensemble_weight": ensemble_weight}
         # Evaluated with the shared model it has just trained.
-        return Update({**kept, **own}, upload, {"shared_model": weight}, info, view=upload)
+        return update._replace(client=kept, info=info, view=update.upload)
 
     def predict(self, architecture, client, server, images) -> dict[str, jax.Array]:
-        private = private_logits(architecture, client, images)
-        shared = shared_logits(self.shared, server["shared_model"], images)
+        private, shared = self.both_logits(architecture, client, server["shared_model"], images)
         return {
             "ensemble": ensemble(client["ensemble_weight"], private, shared),
             "private": private,
@@ -164,7 +154,8 @@ class FedAPEN(PrivateAndShared):
         }
 
     def cost(self, architecture, num_train, num_classes_seen) -> Cost:
-        own, both = self.settings, architecture.macs + self.shared.macs
-        apart = min(max(1, round(own.adaptability_fraction * num_train)), max(num_train - 1, 0))
+        settings, both = self.settings, architecture.macs + self.shared.macs
+        wanted = max(1, round(settings.adaptability_fraction * num_train))
+        apart = min(wanted, max(num_train - 1, 0))
         trained = self.training_cost(self.shared.params, both, num_train - apart)
-        return replace(trained, flops=trained.flops + 2.0 * both * apart * own.lambda_epochs)
+        return replace(trained, flops=trained.flops + 2.0 * both * apart * settings.lambda_epochs)

@@ -4,8 +4,6 @@ A participant trains the received model on its data and uploads it. All clients 
 extractor's network; `Config.architectures` is ignored. It is the baseline for personalization.
 """
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 
@@ -14,7 +12,6 @@ from pfedafm_jax.methods.fml import init_shared_model, shared_logits
 from pfedafm_jax.training import Batch, cross_entropy, train
 
 
-@dataclass(frozen=True)
 class FedAvg(Method):
     """It has no settings of its own."""
 
@@ -23,6 +20,7 @@ class FedAvg(Method):
     one_network = True
 
     def init_client(self, key, architecture) -> Client:
+        # Nothing reads it, but checkpoints are cut by the bytes of a state: there must be some.
         return {"visits": jnp.float32(0)}
 
     def init_server(self, key) -> Server:

@@ -6,7 +6,8 @@ The server takes SGD steps on CE(H(P_c), c), over all prototypes that were sent,
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +65,6 @@ def train_on_prototypes(
     return lax.fori_loop(0, epochs, epoch, params)
 
 
-@dataclass(frozen=True)
 class FedGH(Standalone):
     """The server keeps the header."""
 
@@ -73,8 +73,6 @@ class FedGH(Standalone):
 
     @dataclass(frozen=True)
     class Settings(MethodSettings):
-        """FedGH's own settings."""
-
         server_learning_rate: Rate = 0.01
         """Learning rate of the header on the server (η_θ); plain SGD."""
         server_epochs: Epochs = 1
@@ -88,21 +86,18 @@ class FedGH(Standalone):
     def client_update(self, key, architecture, client, server, data, weight) -> Update:
         model = {**client, **server}
         update = super().client_update(key, architecture, model, server, data, weight)
-
-        def extract(images: jax.Array) -> jax.Array:
-            return architecture.extract(update.client["local_extractor"], images)
-
+        extract = partial(architecture.extract, update.client["local_extractor"])
         means, counts = class_means(self.training, extract, data, architecture.num_classes)
         rows = class_weights(self.aggregation, counts, weight)
         return update._replace(upload={"prototypes": means}, weight={"prototypes": rows})
 
     def uploads_update(self, server, uploads) -> Server:
-        own = self.settings
+        settings = self.settings
 
         def loss(header: Tree, prototypes: jax.Array, classes: jax.Array, weights: jax.Array):
             return cross_entropy(self.shared.classify(header, prototypes), classes, weights)
 
-        steps = own.server_learning_rate, own.server_epochs, own.server_batch_size
+        steps = settings.server_learning_rate, settings.server_epochs, settings.server_batch_size
         return {"header": train_on_prototypes(loss, server["header"], uploads, *steps)}
 
     def predict(self, architecture, client, server, images) -> dict[str, jax.Array]:
@@ -112,7 +107,7 @@ class FedGH(Standalone):
         }
 
     def cost(self, architecture, num_train, num_classes_seen) -> Cost:
-        passes = 3 * self.training.local_epochs + 1  # the last one makes the prototypes
-        floats_up = num_classes_seen * architecture.feature_size
-        flops = 2.0 * passes * architecture.macs * num_train
-        return Cost(floats_up, architecture.header_params, flops)
+        # The last pass makes the prototypes.
+        header, macs = architecture.header_params, architecture.macs
+        cost = self.training_cost(header, macs, num_train, more_passes=1)
+        return replace(cost, floats_up=num_classes_seen * architecture.feature_size)

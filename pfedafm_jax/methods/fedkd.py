@@ -26,7 +26,7 @@ from pfedafm_jax.methods.losses import kl_divergence, squared_distance
 from pfedafm_jax.methods.standalone import private_model
 from pfedafm_jax.settings import MethodSettings, Rate
 from pfedafm_jax.statistics import statistics_of, with_statistics, without_statistics
-from pfedafm_jax.training import Batch, Partitioned, cross_entropy, mean_over, sgd, train
+from pfedafm_jax.training import Partitioned, cross_entropy, mean_over, sgd, train
 
 # ------------------------------------------------------------------------------------- what travels
 
@@ -84,20 +84,20 @@ def send(coding: str, known: Tree, model: Tree, energy: jax.Array) -> tuple[Tree
 
 
 def distillation_loss(
-    own: "FedKD.Settings",
+    settings: "FedKD.Settings",
     private: tuple[jax.Array, jax.Array],
     shared: tuple[jax.Array, jax.Array],
     labels: jax.Array,
     weights: jax.Array,
 ) -> jax.Array:
-    """L_F + L_G from (logits, representations) of both models, those of the shared one projected."""
-    target = lax.stop_gradient if own.detach_targets else (lambda array: array)
-    kl = partial(kl_divergence, weights=weights, mean=own.kl)
+    """L_F + L_G from (logits, representations) of both models, the shared one's projected."""
+    target = lax.stop_gradient if settings.detach_targets else (lambda array: array)
+    kl = partial(kl_divergence, weights=weights, mean=settings.kl)
     (logits_f, features_f), (logits_g, features_g) = private, shared
     ce = cross_entropy(logits_f, labels, weights) + cross_entropy(logits_g, labels, weights)
-    strength = jnp.maximum(ce, own.denominator_floor)
+    strength = jnp.maximum(ce, settings.denominator_floor)
     strength = jnp.where(jnp.sum(weights) > 0, strength, 1.0)  # an all-padding batch
-    if own.detach_denominator:
+    if settings.detach_denominator:
         strength = lax.stop_gradient(strength)
     hidden_f = mean_over(squared_distance(features_f, target(features_g)), weights)
     hidden_g = mean_over(squared_distance(target(features_f), features_g), weights)
@@ -108,7 +108,6 @@ def distillation_loss(
 # --------------------------------------------------------------------------------------- the method
 
 
-@dataclass(frozen=True)
 class FedKD(PrivateAndShared):
     """A private mentor and a shared mentee.
 
@@ -123,8 +122,6 @@ class FedKD(PrivateAndShared):
 
     @dataclass(frozen=True)
     class Settings(MethodSettings):
-        """FedKD's own settings."""
-
         coding: Literal["update", "weight", "none"] = "update"
         """What is sent as a truncated SVD: updates (the paper), weights (HtFLlib), nothing."""
         t_start: Annotated[float, Gt(0), Le(1)] = 0.95
@@ -177,27 +174,26 @@ class FedKD(PrivateAndShared):
             coded = server["floats_sent"] - client["floats_received"]
         return jnp.where((client["visited"] > 0) & (coded < whole), coded, whole)
 
+    def loss(self, architecture, client, server, params, batch) -> jax.Array:
+        model, shared = params["model"], params["shared_model"]
+        features_f = architecture.extract(model["local_extractor"], batch.images)
+        features_g = self.shared.extract(shared["extractor"], batch.images)
+        logits_g = self.shared.classify(shared["header"], features_g)
+        private = architecture.classify(model["header"], features_f), features_f
+        mentee = logits_g, features_g @ params["projection"]
+        return distillation_loss(self.settings, private, mentee, batch.labels, batch.weights)
+
     def client_update(self, key, architecture, client, server, data, weight) -> Update:
-        own, training, received = self.settings, self.training, server["shared_model"]
-
-        def loss(params: Tree, batch: Batch) -> jax.Array:
-            model, shared = params["model"], params["shared_model"]
-            features_f = architecture.extract(model["local_extractor"], batch.images)
-            features_g = self.shared.extract(shared["extractor"], batch.images)
-            logits_g = self.shared.classify(shared["header"], features_g)
-            private = architecture.classify(model["header"], features_f), features_f
-            mentee = logits_g, features_g @ params["projection"]
-            return distillation_loss(own, private, mentee, batch.labels, batch.weights)
-
+        settings, training, received = self.settings, self.training, server["shared_model"]
         params = {"model": private_model(client), "shared_model": received}
         params["projection"] = client["projection"]
         optimizers = dict.fromkeys(params, sgd(training))
-        optimizers["shared_model"] = sgd(training, learning_rate=own.mentee_learning_rate)
-        key = jax.random.fold_in(key, 1)
+        optimizers["shared_model"] = sgd(training, learning_rate=settings.mentee_learning_rate)
+        loss, key = partial(self.loss, architecture, client, server), jax.random.fold_in(key, 1)
         trained = train(training, key, params, loss, data, Partitioned(optimizers))
 
         mentee = trained.params["shared_model"]
-        shared_model, floats_up = send(own.coding, received, mentee, self.energy(server))
+        shared_model, floats_up = send(settings.coding, received, mentee, self.energy(server))
         info = {
             "loss": trained.loss,
             "floats_up": floats_up.astype(jnp.float32),

@@ -6,15 +6,12 @@ nothing is heterogeneous. It is the control for pFedAFM with a mix vector of 0: 
 extractor, with private headers.
 """
 
-from dataclasses import dataclass
-
 import jax
 
 from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
 from pfedafm_jax.training import Batch, cross_entropy, train
 
 
-@dataclass(frozen=True)
 class FedPer(Method):
     """It has no settings of its own."""
 

@@ -6,17 +6,18 @@ client's own prototypes. A client predicts by its header or by the nearest proto
 recorded.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from pfedafm_jax.methods.base import Cost, Server, Tree, Update
+from pfedafm_jax.methods.base import Cost, Server, Update
 from pfedafm_jax.methods.losses import class_means, class_weights, squared_distance
-from pfedafm_jax.methods.standalone import Standalone, private_model
+from pfedafm_jax.methods.standalone import Standalone
 from pfedafm_jax.settings import MethodSettings, Rate
-from pfedafm_jax.training import Batch, cross_entropy, mean_over, train
+from pfedafm_jax.training import cross_entropy, mean_over
 
 
 def nearest_prototype(features: jax.Array, prototypes: jax.Array, known: jax.Array) -> jax.Array:
@@ -26,7 +27,6 @@ def nearest_prototype(features: jax.Array, prototypes: jax.Array, known: jax.Arr
     return jnp.where(known[None, :] > 0, scores, -jnp.inf)
 
 
-@dataclass(frozen=True)
 class FedProto(Standalone):
     """The server keeps the prototypes, and which of them were ever sent."""
 
@@ -35,8 +35,6 @@ class FedProto(Standalone):
 
     @dataclass(frozen=True)
     class Settings(MethodSettings):
-        """FedProto's own settings."""
-
         lambda_mse: Rate = 1.0
         """Weight of the squared distance to the prototypes, a mean over features (λ)."""
         evaluated_by: Literal["header", "prototype"] = "header"
@@ -48,26 +46,21 @@ class FedProto(Standalone):
         classes, width = self.shared.num_classes, self.shared.feature_size
         return {"prototypes": jnp.zeros((classes, width)), "prototype_known": jnp.zeros((classes,))}
 
-    def client_update(self, key, architecture, client, server, data, weight) -> Update:
+    def loss(self, architecture, client, server, params, batch) -> jax.Array:
         prototypes, known = server["prototypes"], server["prototype_known"]
+        features = architecture.extract(params["local_extractor"], batch.images)
+        logits = architecture.classify(params["header"], features)
+        distance = known[batch.labels] * squared_distance(features, prototypes[batch.labels])
+        alone = cross_entropy(logits, batch.labels, batch.weights)
+        return alone + self.settings.lambda_mse * mean_over(distance, batch.weights)
 
-        def loss(params: Tree, batch: Batch) -> jax.Array:
-            features = architecture.extract(params["local_extractor"], batch.images)
-            logits = architecture.classify(params["header"], features)
-            distance = known[batch.labels] * squared_distance(features, prototypes[batch.labels])
-            alone = cross_entropy(logits, batch.labels, batch.weights)
-            return alone + self.settings.lambda_mse * mean_over(distance, batch.weights)
-
-        model = private_model(client)
-        trained = train(self.training, jax.random.fold_in(key, 1), model, loss, data)
-
-        def extract(images: jax.Array) -> jax.Array:
-            return architecture.extract(trained.params["local_extractor"], images)
-
+    def client_update(self, key, architecture, client, server, data, weight) -> Update:
+        update = super().client_update(key, architecture, client, server, data, weight)
+        extract = partial(architecture.extract, update.client["local_extractor"])
         means, counts = class_means(self.training, extract, data, architecture.num_classes)
         upload = {"prototypes": means, "prototype_known": jnp.ones_like(counts)}
         weights = dict.fromkeys(upload, class_weights(self.aggregation, counts, weight))
-        return Update(trained.params, upload, weights, {"loss": trained.loss})
+        return update._replace(upload=upload, weight=weights)
 
     def predict(self, architecture, client, server, images) -> dict[str, jax.Array]:
         features = architecture.extract(client["local_extractor"], images)
@@ -82,6 +75,7 @@ class FedProto(Standalone):
         # The loss needs prototypes of the client's own classes, the nearest one all of them.
         whole = self.settings.whole_table or self.settings.evaluated_by == "prototype"
         received = architecture.num_classes if whole else num_classes_seen
-        passes = 3 * self.training.local_epochs + 1  # the last one makes the prototypes
-        width, flops = architecture.feature_size, 2.0 * passes * architecture.macs * num_train
-        return Cost(num_classes_seen * width, received * width, flops)
+        width, macs = architecture.feature_size, architecture.macs
+        # The last pass makes the prototypes.
+        cost = self.training_cost(num_classes_seen * width, macs, num_train, more_passes=1)
+        return replace(cost, floats_down=received * width)

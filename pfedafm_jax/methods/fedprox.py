@@ -14,7 +14,6 @@ from pfedafm_jax.settings import MethodSettings, Rate
 from pfedafm_jax.statistics import without_statistics
 
 
-@dataclass(frozen=True)
 class FedProx(FedAvg):
     """FedAvg with a proximal term."""
 
@@ -23,8 +22,6 @@ class FedProx(FedAvg):
 
     @dataclass(frozen=True)
     class Settings(MethodSettings):
-        """FedProx's own settings."""
-
         mu: Rate = 0.01
         """Weight of the squared distance to the received model (μ; its paper tries 0.001 to 1)."""
 

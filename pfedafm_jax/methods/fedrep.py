@@ -15,11 +15,11 @@ from jax import lax
 
 from pfedafm_jax.methods.base import Cost, Tree, Update
 from pfedafm_jax.methods.fedper import FedPer
+from pfedafm_jax.methods.pfedafm import train_shared_extractor
 from pfedafm_jax.settings import Epochs, MethodSettings
-from pfedafm_jax.training import Batch, ClientData, Trained, cross_entropy, extract_all, train
+from pfedafm_jax.training import Batch, ClientData, Trained, cross_entropy, frozen_features, train
 
 
-@dataclass(frozen=True)
 class FedRep(FedPer):
     """The header is trained first and alone, then the extractor."""
 
@@ -28,15 +28,14 @@ class FedRep(FedPer):
 
     @dataclass(frozen=True)
     class Settings(MethodSettings):
-        """FedRep's own settings."""
-
         head_epochs: Epochs = 10
         """Epochs of the header alone, before the local epochs of the extractor."""
 
     def client_update(self, key, architecture, client, server, data, weight) -> Update:
         received = server["shared_extractor"]
         head = self.train_header(jax.random.fold_in(key, 1), client["header"], received, data)
-        body = self.train_extractor(jax.random.fold_in(key, 2), received, head.params, data)
+        key = jax.random.fold_in(key, 2)
+        body = train_shared_extractor(self, key, head.params, received, data)  # as in pFedAFM
         kept, upload = {"header": head.params}, {"shared_extractor": body.params}
         info = {"loss": body.loss, "head_loss": head.loss}
         return Update(kept, upload, {"shared_extractor": weight}, info, view={**server, **upload})
@@ -46,27 +45,13 @@ class FedRep(FedPer):
     ) -> Trained:
         """Phase 1."""
         training = replace(self.training, local_epochs=self.settings.head_epochs)
-        extract = partial(self.shared.extract, shared_extractor)
-        # Without augmentation, features of the frozen extractor are the same in every epoch.
-        table = None if training.augments else extract_all(training, extract, data)
+        features = frozen_features(training, partial(self.shared.extract, shared_extractor), data)
 
         def loss(params: Tree, batch: Batch) -> jax.Array:
-            features = extract(batch.images) if table is None else table[batch.positions]
-            logits = self.shared.classify(params, lax.stop_gradient(features))
+            logits = self.shared.classify(params, lax.stop_gradient(features(batch)))
             return cross_entropy(logits, batch.labels, batch.weights)
 
         return train(training, key, header, loss, data)
-
-    def train_extractor(
-        self, key: jax.Array, shared_extractor: Tree, header: Tree, data: ClientData
-    ) -> Trained:
-        """Phase 2."""
-
-        def loss(params: Tree, batch: Batch) -> jax.Array:
-            logits = self.logits(params, lax.stop_gradient(header), batch.images)
-            return cross_entropy(logits, batch.labels, batch.weights)
-
-        return train(self.training, key, shared_extractor, loss, data)
 
     def cost(self, architecture, num_train, num_classes_seen) -> Cost:
         floats, shared = self.shared.extractor_params, self.shared

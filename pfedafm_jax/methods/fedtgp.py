@@ -7,8 +7,8 @@ for a class c, so that P is nearer to T_c than to all others by a margin δ:
 
     L = -log softmax_c(-‖P - T_c‖ - δ [c = own class])
 
-δ = min(max_c min_c' ‖Q_c - Q_c'‖, τ), where Q_c is the aggregated prototype of a class that was sent
-in this round: as large as the distances between the clients' classes, but at most τ.
+δ = min(max_c min_c' ‖Q_c - Q_c'‖, τ), where Q_c is the aggregated prototype of a class that was
+sent in this round: as large as the distances between the clients' classes, but at most τ.
 """
 
 from dataclasses import dataclass
@@ -70,7 +70,6 @@ def contrastive_loss(
     return cross_entropy(-distances(prototypes, made) - margin * own, classes, weights)
 
 
-@dataclass(frozen=True)
 class FedTGP(FedProto):
     """The server keeps the prototypes, which of their classes were ever sent, and the generator."""
 
@@ -79,8 +78,6 @@ class FedTGP(FedProto):
 
     @dataclass(frozen=True)
     class Settings(FedProto.Settings):
-        """FedTGP's own settings."""
-
         lambda_mse: Rate = 10.0
         """Weight of the squared distance to the prototypes, a mean over features (λ)."""
         server_learning_rate: Rate = 0.01
@@ -98,14 +95,14 @@ class FedTGP(FedProto):
         return Generator(self.shared.num_classes, self.shared.feature_size, self.initialisation)
 
     def init_server(self, key) -> Server:
-        # Not broadcast: the generator.
+        # No client needs the generator; over a network it is sent with the rest all the same.
         return {**super().init_server(key), "generator": self.generator.init(key)["params"]}
 
     def uploads_update(self, server, uploads) -> Server:
-        own, generator = self.settings, self.generator
+        settings, generator = self.settings, self.generator
         averaged = combined(self.aggregation, server, uploads)
         sent = jnp.any(uploads.weight["prototypes"] > 0, axis=0)
-        margin = adaptive_margin(averaged["prototypes"], sent, own.margin_threshold)
+        margin = adaptive_margin(averaged["prototypes"], sent, settings.margin_threshold)
 
         def made(params: Tree) -> jax.Array:
             return generator.apply({"params": params})  # pyright: ignore[reportReturnType]
@@ -113,6 +110,6 @@ class FedTGP(FedProto):
         def loss(params: Tree, *batch: jax.Array) -> jax.Array:
             return contrastive_loss(made(params), margin, *batch)
 
-        steps = own.server_learning_rate, own.server_epochs, own.server_batch_size
+        steps = settings.server_learning_rate, settings.server_epochs, settings.server_batch_size
         trained = train_on_prototypes(loss, server["generator"], uploads, *steps)
         return {**averaged, "prototypes": made(trained), "generator": trained}

@@ -19,7 +19,7 @@ from pfedafm_jax.methods.losses import kl_divergence
 from pfedafm_jax.methods.standalone import Standalone, private_logits, private_model
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.settings import MethodSettings, Share
-from pfedafm_jax.training import Batch, Partitioned, cross_entropy, sgd, train
+from pfedafm_jax.training import Partitioned, cross_entropy, sgd, train
 
 
 def init_shared_model(key: jax.Array, shared: Architecture) -> dict[str, Tree]:
@@ -35,41 +35,54 @@ def shared_logits(shared: Architecture, model: dict[str, Tree], images: jax.Arra
 
 
 def mutual_loss(
-    own: "FML.Settings",
+    settings: "FML.Settings",
     private: jax.Array,
     shared: jax.Array,
     labels: jax.Array,
     weights: jax.Array,
 ) -> jax.Array:
     """L_F + L_G from the logits of both models, each of which gets the gradient of its own loss."""
-    target = lax.stop_gradient if own.detach_targets else (lambda logits: logits)
-    kl = partial(kl_divergence, weights=weights, mean=own.kl)
+    target = lax.stop_gradient if settings.detach_targets else (lambda logits: logits)
+    kl = partial(kl_divergence, weights=weights, mean=settings.kl)
+    alpha, beta = settings.alpha, settings.beta
     ce_private = cross_entropy(private, labels, weights)
-    loss_private = own.alpha * ce_private + (1 - own.alpha) * kl(target(shared), private)
+    loss_private = alpha * ce_private + (1 - alpha) * kl(target(shared), private)
     ce_shared = cross_entropy(shared, labels, weights)
-    loss_shared = own.beta * ce_shared + (1 - own.beta) * kl(target(private), shared)
+    loss_shared = beta * ce_shared + (1 - beta) * kl(target(private), shared)
     return loss_private + loss_shared
 
 
-@dataclass(frozen=True)
 class PrivateAndShared(Standalone):
     """Base of methods whose clients keep one model and share another."""
 
     def init_server(self, key) -> Server:
         return {"shared_model": init_shared_model(key, self.shared)}
 
+    def both_logits(
+        self, architecture: Architecture, model: Tree, shared_model: Tree, images: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Class scores `[batch, classes]` of the private and of the shared model."""
+        private = private_logits(architecture, model, images)
+        return private, shared_logits(self.shared, shared_model, images)
+
+    def client_update(self, key, architecture, client, server, data, weight) -> Update:
+        # Both are trained at once on `loss`, the sum of their losses; each is clipped by itself.
+        params = {"model": private_model(client), "shared_model": server["shared_model"]}
+        optimizer = Partitioned(dict.fromkeys(params, sgd(self.training)))
+        loss, key = partial(self.loss, architecture, client, server), jax.random.fold_in(key, 1)
+        trained = train(self.training, key, params, loss, data, optimizer)
+        model, upload = trained.params["model"], {"shared_model": trained.params["shared_model"]}
+        return Update(model, upload, {"shared_model": weight}, {"loss": trained.loss})
+
     def predict(self, architecture, client, server, images) -> dict[str, jax.Array]:
-        return {
-            "private": private_logits(architecture, client, images),
-            "shared": shared_logits(self.shared, server["shared_model"], images),
-        }
+        private, shared = self.both_logits(architecture, client, server["shared_model"], images)
+        return {"private": private, "shared": shared}
 
     def cost(self, architecture, num_train, num_classes_seen) -> Cost:
         macs = architecture.macs + self.shared.macs
         return self.training_cost(self.shared.params, macs, num_train)
 
 
-@dataclass(frozen=True)
 class FML(PrivateAndShared):
     """A private and a shared model that distil into each other."""
 
@@ -78,8 +91,6 @@ class FML(PrivateAndShared):
 
     @dataclass(frozen=True)
     class Settings(MethodSettings):
-        """FML's own settings."""
-
         alpha: Share = 0.5
         """Weight of the private model's cross-entropy; 1 - α is that of its distillation."""
         beta: Share = 0.5
@@ -89,14 +100,6 @@ class FML(PrivateAndShared):
         detach_targets: bool = True
         """No gradient through the teacher's output; off: each model gets both (HtFLlib)."""
 
-    def client_update(self, key, architecture, client, server, data, weight) -> Update:
-        def loss(params: Tree, batch: Batch) -> jax.Array:
-            private = private_logits(architecture, params["model"], batch.images)
-            shared = shared_logits(self.shared, params["shared_model"], batch.images)
-            return mutual_loss(self.settings, private, shared, batch.labels, batch.weights)
-
-        params = {"model": private_model(client), "shared_model": server["shared_model"]}
-        optimizer = Partitioned(dict.fromkeys(params, sgd(self.training)))
-        trained = train(self.training, jax.random.fold_in(key, 1), params, loss, data, optimizer)
-        model, upload = trained.params["model"], {"shared_model": trained.params["shared_model"]}
-        return Update(model, upload, {"shared_model": weight}, {"loss": trained.loss})
+    def loss(self, architecture, client, server, params, batch) -> jax.Array:
+        logits = self.both_logits(architecture, **params, images=batch.images)
+        return mutual_loss(self.settings, *logits, batch.labels, batch.weights)

@@ -29,7 +29,6 @@ def put_layers(model: dict[str, Tree], layers: dict[str, Tree]) -> dict[str, Tre
     return {"local_extractor": extractor, "header": layers.get("header", model["header"])}
 
 
-@dataclass(frozen=True)
 class LGFedAvg(Standalone):
     """The server keeps the shared layers by name."""
 
@@ -38,8 +37,6 @@ class LGFedAvg(Standalone):
 
     @dataclass(frozen=True)
     class Settings(MethodSettings):
-        """LG-FedAvg's own settings."""
-
         shared_layers: tuple[str, ...] = ("header",)
         """What clients share: header, or layers of the extractor by name (conv1, conv2, fc1, fc2)
         that have the same shape in all architectures."""

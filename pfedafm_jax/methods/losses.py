@@ -50,9 +50,8 @@ def class_means(
     values = extract_all(training, function, data)
     rows = jnp.pad(data.train, (0, values.shape[0] - data.train.shape[0]))
     real = jnp.arange(values.shape[0]) < data.num_train
-    labels = jnp.where(
-        real, data.labels[rows], num_classes
-    )  # padding counts as an extra class, dropped below
+    # Padding counts as an extra class, dropped below.
+    labels = jnp.where(real, data.labels[rows], num_classes)
     sums = jax.ops.segment_sum(values, labels, num_classes + 1)[:-1]
     counts = jax.ops.segment_sum(jnp.ones(labels.shape), labels, num_classes + 1)[:-1]
     return sums / jnp.maximum(counts, 1.0)[:, None], counts

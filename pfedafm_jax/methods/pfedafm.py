@@ -28,7 +28,7 @@ from pfedafm_jax.training import (
     Partitioned,
     Trained,
     cross_entropy,
-    extract_all,
+    frozen_features,
     sgd,
     train,
 )
@@ -45,7 +45,6 @@ def mix_features(mix: jax.Array, shared: jax.Array, local: jax.Array) -> jax.Arr
     return (1.0 - mix) * shared + mix * local
 
 
-@dataclass(frozen=True)
 class PFedAFM(Method):
     """The method of the paper."""
 
@@ -54,8 +53,6 @@ class PFedAFM(Method):
 
     @dataclass(frozen=True)
     class Settings(MethodSettings):
-        """pFedAFM's own settings."""
-
         mix_learning_rate: Rate = 1.0
         """Learning rate of the mix vector (the paper's η_α; it tries 0.001, 0.01, 0.1 and 1)."""
         mix_project: bool = True
@@ -142,14 +139,12 @@ def train_local_model(
     data: ClientData,
 ) -> Trained:
     """Phase 1: freeze the shared extractor; train `model` (local extractor, header) and `mix`."""
-    training = method.training
-    extract_shared = partial(method.shared.extract, shared_extractor)
-    # Eq. 2: without augmentation, features of the frozen extractor are the same in every epoch.
-    table = None if training.augments else extract_all(training, extract_shared, data)
+    training, extract = method.training, partial(method.shared.extract, shared_extractor)
+    shared_features = frozen_features(training, extract, data)
 
     def loss(params: Tree, batch: Batch) -> jax.Array:
-        shared = extract_shared(batch.images) if table is None else table[batch.positions]
-        return mixed_loss(architecture, params, lax.stop_gradient(shared), batch)
+        shared = lax.stop_gradient(shared_features(batch))  # Eq. 2
+        return mixed_loss(architecture, params, shared, batch)
 
     params = {"model": private_model(client), "mix": client["mix"]}
     optimizer = Partitioned({"model": sgd(training), "mix": method.mix_optimizer})
@@ -168,7 +163,7 @@ def mixed_loss(
 
 @jax.jit
 def train_shared_extractor(
-    method: PFedAFM, key: jax.Array, header: Tree, shared_extractor: Tree, data: ClientData
+    method: Method, key: jax.Array, header: Tree, shared_extractor: Tree, data: ClientData
 ) -> Trained:
     """Phase 2: freeze the client's header; train the shared extractor under it (Eqs. 7 to 10)."""
 

@@ -12,7 +12,6 @@ from pfedafm_jax.settings import Rate
 from pfedafm_jax.training import SGD
 
 
-@dataclass(frozen=True)
 class PFedAFMReleased(PFedAFM):
     """Its settings switch off, one by one, what differs from the paper."""
 

@@ -4,11 +4,11 @@ As in every other method, a client trains only in the rounds it is drawn for. It
 methods whose clients keep their own model.
 """
 
-from dataclasses import dataclass
+from functools import partial
 
 import jax
 
-from pfedafm_jax.methods.base import Client, Cost, Method, Tree, Update
+from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.training import Batch, cross_entropy, train
 
@@ -33,7 +33,6 @@ def private_logits(
     return architecture.classify(model["header"], features)
 
 
-@dataclass(frozen=True)
 class Standalone(Method):
     """No exchange, and no settings of its own."""
 
@@ -43,12 +42,16 @@ class Standalone(Method):
     def init_client(self, key, architecture) -> Client:
         return init_private_model(key, architecture)
 
-    def client_update(self, key, architecture, client, server, data, weight) -> Update:
-        def loss(params: Tree, batch: Batch) -> jax.Array:
-            logits = private_logits(architecture, params, batch.images)
-            return cross_entropy(logits, batch.labels, batch.weights)
+    def loss(
+        self, architecture: Architecture, client: Client, server: Server, params: Tree, batch: Batch
+    ) -> jax.Array:
+        """The loss of a batch: `params` is what is trained, `client` and `server` the states before
+        training."""
+        logits = private_logits(architecture, params, batch.images)
+        return cross_entropy(logits, batch.labels, batch.weights)
 
-        model = private_model(client)
+    def client_update(self, key, architecture, client, server, data, weight) -> Update:
+        model, loss = private_model(client), partial(self.loss, architecture, client, server)
         trained = train(self.training, jax.random.fold_in(key, 1), model, loss, data)
         return Update(trained.params, {}, {}, {"loss": trained.loss})
 

@@ -123,7 +123,7 @@ def mixed_step(
     Returns:
         New params, new velocity, and the loss before the step.
     """
-    own, training = method.settings, method.training
+    settings, training = method.settings, method.training
 
     def loss(params: Tree) -> jax.Array:
         extractor = {**frozen, **params}["shared_extractor"]
@@ -139,10 +139,10 @@ def mixed_step(
     for name in params.keys() - {"mix"}:  # Eq. 6; each network is clipped separately
         part = params[name], gradient[name], velocity[name]
         new[name], moved[name] = network_step(training, *part)
-    if own.mix_fixed is None:
+    if settings.mix_fixed is None:
         *numbers, _ = method.mix_optimizer  # learning rate, momentum, decay; it is not clipped
         new["mix"], moved["mix"] = sgd(params["mix"], gradient["mix"], velocity["mix"], *numbers)
-    if own.mix_project:
+    if settings.mix_project:
         new["mix"] = jnp.clip(new["mix"], 0.0, 1.0)
     return new, moved, value
 

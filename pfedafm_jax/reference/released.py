@@ -37,18 +37,18 @@ def run_round(
     programs: Programs, state: State, t: int, participants: Sequence[int] | np.ndarray | None = None
 ) -> tuple[State, RoundResult]:
     """One round, see `engine.run_round`."""
-    own, server = programs.method.settings, jax.device_get(state.server)
+    settings, server = programs.method.settings, jax.device_get(state.server)
     received, relay = server["shared_extractor"], server["relay"]
     order, dropped = participants_of(programs.config, t, participants)
     shares = plain.weights(programs, order)
-    if own.last_alone:
+    if settings.last_alone:
         shares = [float(k == order[-1]) for k in order]
     uploads, reports = [], []
     for k, share in zip(order, shares, strict=True):
         client = state.store.state(k)
-        if own.mix_relay and state.store.visited[k]:
+        if settings.mix_relay and state.store.visited[k]:
             client = {**client, "mix": relay["mix"]}  # as the previous client left it
-        left = relay if own.leak_momentum else momenta(client, received)
+        left = relay if settings.leak_momentum else momenta(client, received)
         with matmul_precision(programs.config.precision):
             done = visit(programs, t, k, client, received, left)
         state.store.write(k, done.client)
@@ -56,7 +56,7 @@ def run_round(
         reports.append(done.report)
         if done.extractor is not None:
             uploads.append((share, done.extractor))
-    how = "last" if own.last_alone else programs.method.aggregation
+    how = "last" if settings.last_alone else programs.method.aggregation
     new = {"shared_extractor": aggregated(how, uploads, received), "relay": relay}
     result = RoundResult(np.array(order, int), plain.columns(reports), dropped)
     return plain.with_server(state, new), result
