@@ -22,7 +22,7 @@ from pfedafm_jax.observers import Observer, observed
 from pfedafm_jax.progress import Progress, print_plan
 from pfedafm_jax.records import RunFolder
 from pfedafm_jax.signals import Signals
-from pfedafm_jax.standing import Task, checkpoint_folder, refuse_others
+from pfedafm_jax.tasks import Task, checkpoint_folder, refuse_others
 
 Log = Callable[[str], None]
 Steps = Generator[None, Any, None]
@@ -44,7 +44,7 @@ def steps(
 
     Args:
         experiment: before its first round.
-        task: as `look` returned it.
+        task: as `find_existing` returned it.
         bar: shows every round.
         plan: prints the plan first, under this name.
         command: recorded in the run's files as what started it.
@@ -121,7 +121,7 @@ def drive(
 
     Args:
         experiments: before their first round; several share one program, round by round.
-        tasks: as `look` returned them.
+        tasks: as `find_existing` returned them.
         bar: shows every round of the first.
         observers: those of the first run; the other runs get copies.
         options: see `steps`.

@@ -1,6 +1,6 @@
 """Runs with their folders: `run` one, `compare` methods side by side, `run_all` for the commands.
 
-`look` says what exists of each run, and `rounds.drive` trains those that are not finished.
+`find_existing` says what exists of each run, and `rounds.drive` trains those that are not finished.
 """
 
 import gc
@@ -29,8 +29,8 @@ from pfedafm_jax.results import Run, read_run
 from pfedafm_jax.rounds import Log, drive, load
 from pfedafm_jax.settings import bad
 from pfedafm_jax.signals import Signals
-from pfedafm_jax.standing import Task, checkpoint_folder, look
 from pfedafm_jax.tables import COLUMNS, cells, markdown, over_seeds, table
+from pfedafm_jax.tasks import Task, checkpoint_folder, find_existing
 
 
 def run(
@@ -64,7 +64,8 @@ def run(
     """
     start_devices(config)
     log = logger(progress)
-    task = look(Task(config, None if run_dir is None else Path(run_dir)), fresh=fresh, log=log)
+    task = Task(config, None if run_dir is None else Path(run_dir))
+    task = find_existing(task, fresh=fresh, log=log)
     experiment = Experiment(config, dataset, partition, data_dir=data_dir, log=log)
     if task.state == "done":
         load(experiment, task, log)
@@ -93,7 +94,7 @@ def run_all(
     Datasets are loaded and split before the first run starts, so that errors show early.
 
     Args:
-        tasks: as `look` returned them.
+        tasks: as `find_existing` returned them.
         dataset, partition: shared by all; by default as each run's settings say.
         split_of: makes the partition of a run.
         experiment: that of the only task, if it exists already.
@@ -204,7 +205,7 @@ def compare(
         for method in chosen_methods(methods):
             one = replace(config, method=method, seed=seed).check(options.get("dataset"))
             task = Task(one, base / f"{method}-seed{seed}" if base else None)
-            tasks.append(look(task, fresh=fresh, log=log))
+            tasks.append(find_existing(task, fresh=fresh, log=log))
     runs = run_all(tasks, together=together, progress=progress, **options)
     headings, rows = ["method", *COLUMNS.values()], cells(over_seeds(runs))
     if progress:

@@ -11,8 +11,8 @@ from paper.outcome import BEST, EVERYONE, PAPER, SCORES, Claim, Outcome, Table, 
 from paper.study import Found, Study, at
 from pfedafm_jax import figures, plots
 from pfedafm_jax.methods import find_method
-from pfedafm_jax.standing import Task
 from pfedafm_jax.tables import percent
+from pfedafm_jax.tasks import Task
 
 Means = dict[str, list[float]]  # method → best mean of participants in percent, at each point
 

@@ -13,8 +13,8 @@ from pfedafm_jax import figures, plots
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.records import to_target
 from pfedafm_jax.results import Run
-from pfedafm_jax.standing import Task
 from pfedafm_jax.tables import human, percent
+from pfedafm_jax.tasks import Task
 
 
 def convergence_tasks(study: Study) -> dict[tuple, Task]:

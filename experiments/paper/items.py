@@ -14,7 +14,7 @@ from paper.outcome import Outcome, Table
 from paper.study import Found, Study
 from pfedafm_jax.files import write_atomically
 from pfedafm_jax.progress import console
-from pfedafm_jax.standing import Task
+from pfedafm_jax.tasks import Task
 
 Tasks = Callable[[Study], dict[tuple[Any, ...], Task]]
 

@@ -12,8 +12,8 @@ from pfedafm_jax import figures
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.models import describe
 from pfedafm_jax.results import Run
-from pfedafm_jax.standing import Task
 from pfedafm_jax.tables import percent
+from pfedafm_jax.tasks import Task
 
 Cell = tuple[int, str]  # N and dataset
 TITLES = {

@@ -30,8 +30,8 @@ from pfedafm_jax.results import Run
 from pfedafm_jax.run import run_all
 from pfedafm_jax.settings import bad
 from pfedafm_jax.signals import Signals
-from pfedafm_jax.standing import Task, look
 from pfedafm_jax.tables import markdown, mean_and_deviation, percent
+from pfedafm_jax.tasks import Task, find_existing
 
 HELD_OUT = 0.1  # fraction of each client's training data, by default
 PAPER_GRID = {
@@ -189,7 +189,7 @@ def main(argv: list[str]) -> int:
     ]
     shared = options.start(config.devices)
     check_writable(base)
-    tasks = [look(task, fresh=more.fresh, longer=True) for task in tasks]
+    tasks = [find_existing(task, fresh=more.fresh, longer=True) for task in tasks]
     axes = ", ".join(f"{name} ({len(values)})" for name, values in grid.items())
     console.print(f"{find_method(config.method).title} on {config.dataset}: {axes}", style="bold")
     console.print(f"{len(tasks)} runs, {sum(one.state == 'done' for one in tasks)} of them done")

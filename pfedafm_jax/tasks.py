@@ -20,7 +20,7 @@ ELSEWHERE = f"{START_OVER}, another --run-dir leaves it as it is"
 
 @dataclass(frozen=True)
 class Task:
-    """A run to do, and what `look` found of it in its folder.
+    """A run to do, and what `find_existing` found of it in its folder.
 
     `again`: it starts over, whatever exists. Without a folder everything stays in memory.
     """
@@ -43,7 +43,7 @@ def checkpoint_folder(run_dir: str | Path) -> Path:
     return place / "checkpoints"
 
 
-def look(
+def find_existing(
     task: Task,
     *,
     fresh: bool = False,
