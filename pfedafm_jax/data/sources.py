@@ -46,14 +46,14 @@ def from_data_dir(cifar: Cifar, data_dir: Path) -> tuple[Arrays, str]:
     prepared = tfds.find_prepared(cifar.name, data_dir)
     if prepared is not None:
         return tfds.read_cifar(cifar, prepared), f"the TFDS folder {prepared}"
-    for folder in [data_dir / form.folder for form in cifar.forms] + [data_dir]:
+    for folder in [data_dir / archive.folder for archive in cifar.archives] + [data_dir]:
         # One file is enough to recognise it by; the reader then names those that are missing.
-        if any((folder / file).is_file() for form in cifar.forms for file in form.files):
+        if any((folder / file).is_file() for archive in cifar.archives for file in archive.files):
             return read_official(cifar, folder), f"the official folder {folder}"
-    for path in [data_dir] + [data_dir / form.file for form in cifar.forms]:
+    for path in [data_dir] + [data_dir / archive.file for archive in cifar.archives]:
         if path.is_file():
             return read_official(cifar, path), f"the official archive {path}"
-    python, binary = cifar.forms
+    python, binary = cifar.archives
     found = f"holds no copy of {cifar.name}" if data_dir.exists() else "does not exist"
     raise PfedafmError(
         f"data_dir {data_dir} {found}. Looked for a prepared TFDS folder "
@@ -86,9 +86,9 @@ def _fetch(cifar: Cifar, offline: bool, log: Log) -> tuple[Arrays, str]:
         except PfedafmError as error:
             tried.append(f"{source}: {error}")
             log(f"{cifar.name}: {tried[-1]}")
-    where = "is not on this machine" if offline else "could not be had from anywhere"
+    where = "is not on this machine" if offline else "could not be obtained"
     tried = tried or ["not in the cache, and downloading is switched off (offline)"]
-    files = [f"{one.file}  {one.num_bytes} bytes, sha256 {one.sha256}" for one in cifar.forms]
+    files = [f"{one.file}  {one.num_bytes} bytes, sha256 {one.sha256}" for one in cifar.archives]
     lines = [
         f"{cifar.name} {where}:",
         *(f"  {line}" for line in tried),
