@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 import jax
 
 from pfedafm_jax.config import CONFIGS, Config, config_names, updated
-from pfedafm_jax.data.dataset import check_name
 from pfedafm_jax.engine import join, setup_devices
 from pfedafm_jax.errors import Interrupted, PfedafmError, reason
 from pfedafm_jax.flags import Parser, add_settings, given, print_help, spelled
@@ -162,7 +161,6 @@ def parse(
         print_help(parser, f"pfedafm {program}", description, everything)
         sys.exit(0)
     config = updated(config, given(parser, words, own)).check()
-    check_name(config.dataset)
     name = run_name(named)
     if named in config_names():  # which is not the whole story with other data or another method
         if config.dataset != base.dataset:

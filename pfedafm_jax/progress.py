@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pfedafm_jax.config import PARTITIONS
+from pfedafm_jax.data.partition import PARTITIONS
 from pfedafm_jax.errors import StorageError, reason
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.plots import architecture_label
@@ -159,7 +159,7 @@ def print_plan(experiment: Experiment, name: str = "", run_dir: str | Path | Non
     )
     shared = human(method.shared.extractor_params)
     rows = {
-        "data": dataset.source + ("" if dataset.dtype == "uint8" else f"; {dataset.form}"),
+        "data": dataset.source + ("" if dataset.dtype == "uint8" else f"; {dataset.description}"),
         "split": f"{experiment.partition.about}; {sizes.min()} to {sizes.max()} training "
         f"{dataset.noun} each",
         "clients": f"{config.num_clients}, {config.num_participants} a round"

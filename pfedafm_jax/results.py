@@ -16,13 +16,13 @@ from typing import Any, NoReturn
 import numpy as np
 import pandas as pd
 
-from pfedafm_jax.config import Config
+from pfedafm_jax.config import Config, Machine
 from pfedafm_jax.data import Partition
 from pfedafm_jax.errors import START_OVER, PfedafmError
 from pfedafm_jax.files import read_bytes
 from pfedafm_jax.methods import find_method, method_names
 from pfedafm_jax.records import FORMAT, Record, Summary, digest, summarize
-from pfedafm_jax.settings import bad, suggestion
+from pfedafm_jax.settings import bad, settings_of, suggestion
 
 
 class Damaged(PfedafmError):
@@ -225,10 +225,7 @@ def _records(path: Path, lines: Sequence[bytes], num_clients: int) -> list[Recor
 
 # -------------------------------------------------------------------------------- labels
 
-NOT_IN_RESULTS = (
-    "rounds", "eval_every", "devices", "layout", "clients_per_step", "backend", "kernels", "store",
-    "checkpoint_every",
-)  # fmt: skip
+NOT_IN_RESULTS = {"rounds", "eval_every", *settings_of(Machine)}
 """Settings that may change when a run is resumed: its rounds so far would have been the same.
 
 (Devices, layout, clients per step and kernels within float tolerance; see `docs/determinism.md`.)

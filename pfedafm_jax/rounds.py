@@ -15,12 +15,14 @@ import numpy as np
 
 from pfedafm_jax import plots
 from pfedafm_jax.checkpoint import Checkpoints
+from pfedafm_jax.config import Machine
 from pfedafm_jax.engine import Together, can_go_together, together
 from pfedafm_jax.errors import START_OVER, Interrupted, PfedafmError, storage_error
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.observers import Observer, observed
 from pfedafm_jax.progress import Progress, print_plan
 from pfedafm_jax.records import RunFolder
+from pfedafm_jax.settings import settings_of
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.tasks import Task, checkpoint_folder, refuse_others
 
@@ -191,8 +193,8 @@ def _save_or_stop(experiment: Experiment, checkpoints: Checkpoints, signals: Sig
 
 def _agree(experiment: Experiment, mine: Mapping[str, Any], fresh: bool) -> None:
     """Raises if the processes of a run differ in settings or data."""
-    own = "devices layout clients_per_step backend kernels store"  # may differ between processes
-    values = {name: value for name, value in mine["config"].items() if name not in own.split()}
+    own = settings_of(Machine).keys() - {"checkpoint_every"}  # may differ between processes
+    values = {name: value for name, value in mine["config"].items() if name not in own}
     values["its settings"] = values.pop(experiment.config.method)
     values |= {"data": mine["data"], "split": mine["split"], "fresh": fresh}
     experiment.programs.processes.agree(values)

@@ -108,9 +108,7 @@ def differences(stored: Mapping[str, Any], config: Config) -> list[str]:
     """Settings in which a stored run differs, `setting: stored → asked`; empty: it is the same."""
     usual = flat(Config(method=config.method).as_dict())  # defaults, for settings added since
     before, after = usual | flat(stored), flat(config.as_dict())
-    free = set(NOT_IN_RESULTS)
-    if getattr(config, config.method).length_matters:
-        free.discard("rounds")
+    free = NOT_IN_RESULTS - ({"rounds"} if getattr(config, config.method).length_matters else set())
     found = []
     for name in dict.fromkeys([*after, *before]):
         of_another_method = "." in name and not name.startswith(f"{config.method}.")

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from pfedafm_jax.data.cifar import CIFARS, Arrays, sums_of
-from pfedafm_jax.data.folders import FOLDER, KINDS, LEAF, TFDS, read_folder, read_npz
+from pfedafm_jax.data.folders import FOLDER, LEAF, PREFIXES, TFDS, read_folder, read_npz
 from pfedafm_jax.data.leaf import read_leaf
 from pfedafm_jax.data.sources import obtain
 from pfedafm_jax.data.synthetic import make_synthetic
@@ -63,7 +63,7 @@ class Dataset:
         return str(self.images.dtype)
 
     @property
-    def form(self) -> str:
+    def description(self) -> str:
         """What a sample is, for people."""
         what = {"uint8": "pixels", "float32": "normalised features"}.get(self.dtype)
         what = what or f"token ids up to {self.images.max()}"
@@ -122,10 +122,7 @@ def load_dataset(
             readers = {FOLDER: read_folder, LEAF: read_leaf}
             found = readers[kind](path, image_size) if kind in readers else read_npz(path)
         about = found._asdict()
-        dataset = dataset_from_arrays(name, *about.pop("arrays"), **about)
-        if dataset.num_classes < 2:
-            raise PfedafmError(f"dataset {name!r} has one class only; two or more are needed")
-        return dataset
+        return dataset_from_arrays(name, *about.pop("arrays"), **about)
     if name == "synthetic":
         arrays = make_synthetic(num_classes, num_samples, seed)
         source = f"synthetic: {num_samples} images of {num_classes} classes, seed {seed}"
@@ -141,7 +138,7 @@ def load_dataset(
 def check_name(name: str) -> None:
     """Raises if there is no dataset of this name; loads nothing."""
     kind, _, rest = str(name).partition(":")
-    if name not in DATASETS and not (rest and kind in KINDS):
+    if name not in DATASETS and not (rest and kind in PREFIXES):
         own = "or your own: folder:PATH, leaf:PATH, npz:PATH, tfds:NAME"
         raise bad("dataset", name, f"{known(str(name).lower(), DATASETS)}, {own}")
 
