@@ -103,7 +103,10 @@ def spelled(word: str) -> str:
     # --fml.no-detach-targets
     off = "no-" if flag.startswith("no-") or (dot and name.startswith("no-")) else ""
     name = name.removeprefix("no-") if dot else name
-    return f"--{off}{method}{dot}{ALIASES.get(name, name)}{equals}{value}"
+    name = ALIASES.get(name, name)
+    if dot:  # --pfedafm.mix-lr: an alias may have the method, too
+        name = name.rpartition(".")[2]
+    return f"--{off}{method}{dot}{name}{equals}{value}"
 
 
 def print_help(parser: Parser, program: str, description: str, everything: bool) -> None:
