@@ -19,15 +19,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pfedafm_jax.config import Config, bad
+from pfedafm_jax.config import Config
 from pfedafm_jax.data.augment import normalise
 from pfedafm_jax.engine import Programs, draw_participants
 from pfedafm_jax.engine.visit import client_key
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment
+from pfedafm_jax.files import Log
 from pfedafm_jax.methods.pfedafm import PFedAFM, mix_features
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.reference import plain
+from pfedafm_jax.settings import bad
 from pfedafm_jax.training import cross_entropy
 
 Tree = Any
@@ -184,9 +186,7 @@ def _finite(values: Any) -> bool:
     return values is None or bool(np.isfinite(values))
 
 
-def study(
-    config: Config, data_dir: str | None = None, log: Callable[[str], None] = print
-) -> dict[str, Any]:
+def study(config: Config, data_dir: str | None = None, log: Log = print) -> dict[str, Any]:
     """Trains with the settings of `config` and measures on the way; returns JSON, see `outcome`."""
     if config.method != "pfedafm" or config.pfedafm.training != "iterative":
         raise bad("method", config.method, "pfedafm with iterative training, as in the paper")

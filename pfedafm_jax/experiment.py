@@ -3,7 +3,7 @@
 import importlib.metadata
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,15 +14,13 @@ from pfedafm_jax import engine, kernels
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition, load_dataset, make_partition
 from pfedafm_jax.engine import Devices, RoundResult, State, build
-from pfedafm_jax.files import own_version
+from pfedafm_jax.files import Log, own_version
 from pfedafm_jax.records import FORMAT, Record, Summary, mean, summarize
 from pfedafm_jax.reference import released
 from pfedafm_jax.results import Run, per_round
 
 
-def load_data(
-    config: Config, data_dir: str | None = None, log: Callable[[str], None] | None = None
-) -> Dataset:
+def load_data(config: Config, data_dir: str | None = None, log: Log | None = None) -> Dataset:
     """The dataset of a configuration; `data_dir` has CIFAR, `log` is called about downloads."""
     return load_dataset(
         config.dataset,
@@ -84,7 +82,7 @@ class Experiment:
         *,
         data_dir: str | None = None,
         devices: Devices | None = None,
-        log: Callable[[str], None] | None = None,
+        log: Log | None = None,
     ):
         if dataset is None:
             dataset = load_data(config.check(), data_dir, log)  # checked first: loading is slow

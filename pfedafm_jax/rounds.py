@@ -6,7 +6,7 @@ import copy
 import hashlib
 import signal
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from pfedafm_jax.config import Machine
 from pfedafm_jax.engine import Together, can_go_together, together
 from pfedafm_jax.errors import START_OVER, Interrupted, PfedafmError, storage_error
 from pfedafm_jax.experiment import Experiment
+from pfedafm_jax.files import Log
 from pfedafm_jax.observers import Observer, observed
 from pfedafm_jax.progress import Progress, print_plan
 from pfedafm_jax.records import RunFolder
@@ -26,7 +27,6 @@ from pfedafm_jax.settings import settings_of
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.tasks import Task, checkpoint_folder, refuse_others
 
-Log = Callable[[str], None]
 Steps = Generator[None, Any, None]
 
 

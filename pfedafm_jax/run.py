@@ -20,13 +20,13 @@ from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.engine import setup_devices
 from pfedafm_jax.errors import START_OVER, Interrupted
 from pfedafm_jax.experiment import Experiment, load_data, split
-from pfedafm_jax.files import write_atomically
+from pfedafm_jax.files import Log, write_atomically
 from pfedafm_jax.methods import chosen_methods, find_method, method_names
 from pfedafm_jax.observers import Observer
 from pfedafm_jax.progress import Progress, bold, console, print_summary, print_table
 from pfedafm_jax.records import check_writable
 from pfedafm_jax.results import Run, read_run
-from pfedafm_jax.rounds import Log, drive, load
+from pfedafm_jax.rounds import drive, load
 from pfedafm_jax.settings import bad
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.tables import COLUMNS, cells, markdown, over_seeds, table

@@ -1,6 +1,6 @@
 """What exists of a run and what is left to do, determined once before any work."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +10,7 @@ import jax
 from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.config import Config
 from pfedafm_jax.errors import START_OVER, PfedafmError
+from pfedafm_jax.files import Log
 from pfedafm_jax.progress import console
 from pfedafm_jax.records import RunFolder, check_writable
 from pfedafm_jax.results import NOT_IN_RESULTS, Damaged, Run, flat, read_run
@@ -44,11 +45,7 @@ def checkpoint_folder(run_dir: str | Path) -> Path:
 
 
 def find_existing(
-    task: Task,
-    *,
-    fresh: bool = False,
-    longer: bool = False,
-    log: Callable[[str], None] = console.print,
+    task: Task, *, fresh: bool = False, longer: bool = False, log: Log = console.print
 ) -> Task:
     """The task, completed by what exists of it; raises early if its folder cannot be used.
 
@@ -89,7 +86,7 @@ def find_existing(
     return task
 
 
-def _read(place: Path, saved: bool, log: Callable[[str], None]) -> Run | None:
+def _read(place: Path, saved: bool, log: Log) -> Run | None:
     """The run in a folder; None if there is none, or if checkpoints replace its damaged files."""
     if not (place / "config.json").exists():
         return None

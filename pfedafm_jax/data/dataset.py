@@ -3,7 +3,7 @@
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.data.tfds import read_tfds
 from pfedafm_jax.data.values import class_labels, kept, standardised, statistics
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.files import default_cache_dir
+from pfedafm_jax.files import Log, default_cache_dir
 from pfedafm_jax.settings import bad, known
 
 DATASETS = ("cifar10", "cifar100", "synthetic")
@@ -90,7 +90,7 @@ def load_dataset(
     seed: int = 0,
     image_size: int = 0,
     offline: bool = False,
-    log: Callable[[str], None] | None = None,
+    log: Log | None = None,
 ) -> Dataset:
     """Get `cifar10`, `cifar100`, `synthetic`, or data of your own: `folder:PATH`, `leaf:PATH`,
     `npz:PATH`, `tfds:NAME`.

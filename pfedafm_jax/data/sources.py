@@ -16,10 +16,8 @@ import numpy as np
 
 from pfedafm_jax.data import npm, tfds
 from pfedafm_jax.data.cifar import HOMEPAGE, Arrays, Cifar, check_sums, read_official
-from pfedafm_jax.errors import PfedafmError, naming
-from pfedafm_jax.files import read_bytes, reading, write_atomically
-
-Log = Callable[[str], None]
+from pfedafm_jax.errors import PfedafmError, naming, reason
+from pfedafm_jax.files import Log, read_bytes, reading, write_atomically
 
 
 def obtain(
@@ -116,8 +114,8 @@ def store(cifar: Cifar, arrays: Arrays, source: str, cache_dir: Path, log: Log) 
         write_atomically(cache_dir / f"{cifar.name}.json", note)
         write_atomically(cache_dir / f"{cifar.name}.npz", lambda file: np.savez(file, **data))
     except OSError as error:
-        reason = f"{cache_dir} cannot be written to ({error.strerror or error})"
-        log(f"warning: {cifar.name} is not cached, {reason}")
+        why = f"{cache_dir} cannot be written to ({reason(error)})"
+        log(f"warning: {cifar.name} is not cached, {why}")
 
 
 def load(cifar: Cifar, cache_dir: Path, log: Log) -> tuple[Arrays, str] | None:
@@ -135,8 +133,8 @@ def load(cifar: Cifar, cache_dir: Path, log: Log) -> tuple[Arrays, str] | None:
         return None
     except Exception as error:  # zipfile and numpy raise many types on damaged input
         changed = isinstance(error, PfedafmError)
-        reason = "contents changed" if changed else f"{type(error).__name__}: {error}"
-        log(f"the cached copy {path} is damaged ({reason}); removing it and fetching again")
+        why = "contents changed" if changed else f"{type(error).__name__}: {error}"
+        log(f"the cached copy {path} is damaged ({why}); removing it and fetching again")
         with contextlib.suppress(OSError):  # in a read-only folder it is found again
             path.unlink(missing_ok=True)
         return None
