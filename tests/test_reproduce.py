@@ -180,7 +180,7 @@ def test_every_figure_is_drawn_from_finished_runs_and_says_what_is_missing(tmp_p
     assert not any(row[:3] == ("CIFAR-100", "0.5", "FedProto") for row in dirichlet)
     mix = ("95.00 ± 0.00", "73.62 ± 0.00", "85.00 ± 0.00", "20", "3")
     assert ("CIFAR-10", "0.001", "pFedAFM", *mix) in rows("fig-mix-lr")
-    assert ("CIFAR-10", "client 0", "1.000", "0.200", "20.0", "0", "20") in rows("fig-mix-mean")
+    assert ("CIFAR-10", "client 0", "1.000", "0.200", "20", "0", "20") in rows("fig-mix-mean")
     assert [row[1:3] for row in rows("fig-ablation-models")[:3]] == [
         ("small", "90.00"), ("large", "85.00"), ("mixed", "95.00"),
     ]  # fmt: skip
