@@ -16,8 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from pfedafm_jax.data import Dataset
-from pfedafm_jax.data.dataset import check_name
+from pfedafm_jax.data.dataset import Dataset, check_name
 from pfedafm_jax.data.partition import PARTITIONS, Protocol
 from pfedafm_jax.data.shares import GAMMA_RANGE
 from pfedafm_jax.errors import PfedafmError

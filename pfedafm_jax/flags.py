@@ -104,8 +104,7 @@ def spelled(word: str) -> str:
     off = "no-" if flag.startswith("no-") or (dot and name.startswith("no-")) else ""
     name = name.removeprefix("no-") if dot else name
     name = ALIASES.get(name, name)
-    if dot:  # --pfedafm.mix-lr: an alias may have the method, too
-        name = name.rpartition(".")[2]
+    name = name.rpartition(".")[2] if dot else name  # --pfedafm.mix-lr: the alias has it, too
     return f"--{off}{method}{dot}{name}{equals}{value}"
 
 

@@ -114,12 +114,12 @@ def along(study: Study, found: Found, axis: Axis) -> Outcome:
                 rows += [shown] if one and not level else []
             means[method] = [outcome.mean(one) for one in runs]
             for score, dash, text in (
-                (BEST, "o-", "best of rounds"),
-                (EVERYONE, "o--", "all clients"),
+                (BEST, "-", "best of rounds"),
+                (EVERYONE, "--", "all clients"),
             ):
                 middle = np.array([outcome.mean(one, score) for one in runs])
                 width = np.array([100 * (outcome.score(one, score)[1] or 0.0) for one in runs])
-                axes.plot(points, middle, dash, color=colour, ms=3, label=f"{name}, {text}")
+                axes.plot(points, middle, f"o{dash}", color=colour, ms=3, label=f"{name}, {text}")
                 axes.fill_between(points, middle - width, middle + width, color=colour, alpha=0.2)
             stated = numbers.accuracy("hetero", method, study.scale.columns[-1], dataset)
             if axis is CLASSES and stated is not None:  # the first point is in Table 3
@@ -136,12 +136,6 @@ def along(study: Study, found: Found, axis: Axis) -> Outcome:
 
 
 # ------------------------------------------------------------------------------- the mix vector
-
-
-def own_tasks(study: Study) -> dict[tuple, Task]:
-    """pFedAFM as in Table 3, once per dataset."""
-    seed = study.one_seed[0]
-    return {(dataset, seed): study.task("pfedafm", dataset, seed) for dataset in study.datasets}
 
 
 def mix_mean(study: Study, found: Found) -> Outcome:
@@ -232,14 +226,11 @@ KINDS = {"end to end": "end_to_end", "iterative": "iterative"}
 
 
 def training_tasks(study: Study) -> dict[tuple, Task]:
-    return {
-        (dataset, kind, seed): study.task(
-            "pfedafm", dataset, seed, variation=training, pfedafm={"training": training}
-        )
-        for dataset, (kind, training), seed in product(
-            study.datasets, KINDS.items(), study.one_seed
-        )
-    }
+    tasks = {}
+    for dataset, kind, seed in product(study.datasets, KINDS, study.one_seed):
+        changes = {"variation": KINDS[kind], "pfedafm": {"training": KINDS[kind]}}
+        tasks[dataset, kind, seed] = study.task("pfedafm", dataset, seed, **changes)
+    return tasks
 
 
 def training(study: Study, found: Found) -> Outcome:

@@ -160,9 +160,9 @@ class Study:
         method: str,
         dataset: str,
         seed: int = 0,
-        *,
         family: str = "hetero",
         column: int | None = None,
+        *,
         variation: str = "",
         **changes: Any,
     ) -> Task:

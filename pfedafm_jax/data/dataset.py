@@ -213,16 +213,15 @@ def dataset_from_arrays(
     sums = sums_of(arrays)
     train, test = (standardised(part, mean, std) for part in arrays[::2])
     arrays = arrays._replace(train_images=train, test_images=test)
-    if users is None:
-        return _assemble(name, arrays, names, mean, std, source, (*sums, *given))
-    users, count = np.asarray(users), len(arrays.train_images) + len(arrays.test_images)
-    if users.shape != (count,) or users.dtype.kind not in "iuSU":
-        found = f"users is {users.dtype} {users.shape}"
-        raise PfedafmError(f"dataset {name!r}: {found}; accepted: {count} numbers or names")
-    numbers = np.unique(users, return_inverse=True)[1].astype(np.int32)
-    given.append(f"users {hashlib.sha256(numbers.tobytes()).hexdigest()}")
+    if users is not None:
+        users, count = np.asarray(users), len(train) + len(test)
+        if users.shape != (count,) or users.dtype.kind not in "iuSU":
+            found = f"users is {users.dtype} {users.shape}"
+            raise PfedafmError(f"dataset {name!r}: {found}; accepted: {count} numbers or names")
+        users = np.unique(users, return_inverse=True)[1].astype(np.int32)
+        given.append(f"users {hashlib.sha256(users.tobytes()).hexdigest()}")
     made = _assemble(name, arrays, names, mean, std, source, (*sums, *given))
-    return replace(made, users=numbers)
+    return replace(made, users=users)
 
 
 def _assemble(

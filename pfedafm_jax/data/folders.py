@@ -64,7 +64,7 @@ def read_npz(path: Path) -> Found:
 
 
 def read_own(source: str, classes: Sequence[str], image_size: int = 0) -> Arrays:
-    """One client's own images and labels, from a `.npz` file or a folder a class, for a run with
+    """One client's own images and labels, from a `.npz` file or a folder per class, for a run with
     these classes; those of a folder are found by their names."""
     path = Path(source.removeprefix(f"{NPZ}:").removeprefix(f"{FOLDER}:")).expanduser()
     if not path.is_dir():
@@ -162,7 +162,7 @@ def opened(path: Path) -> Image.Image:
     with what, reading(path) as file, Image.open(file, formats=FORMATS) as image:
         if _drops_bits(image):
             found = f"{path} has colours of more than 8 bits ({image.mode})"
-            raise PfedafmError(f"{found}; accepted: 8 bits a channel, or grey images")
+            raise PfedafmError(f"{found}; accepted: 8 bits per channel, or grey images")
         return ImageOps.exif_transpose(image)  # cameras store rotated images
 
 
