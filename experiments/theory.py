@@ -154,17 +154,17 @@ def visit(
         parts = {part: state[part] for part in ("local_extractor", "header", "mix")}
         return {**parts, "shared_extractor": shared}
 
-    def look(at: Tree) -> tuple[Tree, Pass]:
+    def examined(at: Tree) -> tuple[Tree, Pass]:
         return at, jax.device_get(_at(method, architecture, at, batches))
 
-    start = look(model(before, old))
+    start = examined(model(before, old))
     rate, gradient = np.float32(programs.config.rate), start[1].gradient
     found = {
         "start": start,
-        "step": look(jax.tree.map(lambda p, g: p - rate * g, start[0], gradient)),
-        "local": look(model(after, old)),
-        "trained": look(model(after, trained)),
-        "aggregated": look(model(after, new)),
+        "step": examined(jax.tree.map(lambda p, g: p - rate * g, start[0], gradient)),
+        "local": examined(model(after, old)),
+        "trained": examined(model(after, trained)),
+        "aggregated": examined(model(after, new)),
     }
     ends = {name: (params, measured.gradient) for name, (params, measured) in found.items()}
     zero = jax.tree.map(np.zeros_like, gradient)

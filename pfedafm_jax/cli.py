@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -151,9 +152,7 @@ def parse(
         print_configs()
         sys.exit(0)
     named = options.config or "hetero_cifar10"
-    config = Config.load(named)
-    for preset in options.preset:
-        config = with_preset(config, preset)
+    config = reduce(with_preset, options.preset, Config.load(named))
     if options.paper is not None:
         config = paper_scale(config, options.paper)
     add_settings(parser, config, everything)
@@ -183,8 +182,7 @@ def run_name(config: str) -> str:
     >>> run_name("hetero_cifar10"), run_name("../my settings.toml"), run_name("...toml")
     ('hetero_cifar10', 'my_settings', 'run')
     """
-    name = re.sub(r"[^\w.-]+", "_", Path(config).stem).lstrip(".-")
-    return name[:100] or "run"
+    return re.sub(r"[^\w.-]+", "_", Path(config).stem).lstrip(".-")[:100] or "run"
 
 
 def seeds(text: str) -> list[int] | None:

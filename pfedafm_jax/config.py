@@ -146,7 +146,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Settings of the machine: the only ones that leave results the same, within rounding."""
+    """Settings of the machine; results are the same within rounding."""
 
     devices: Annotated[int, Ge(0), Le(4096)] = 0
     """Devices to use; 0: all GPUs, or one per CPU core."""

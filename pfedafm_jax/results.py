@@ -36,8 +36,8 @@ class Run:
     `about` is the content of `config.json`: config, command, versions, devices, data (source and
     digest), predictions (names, the method's own first), architectures (names).
 
-    A setting by its name is in `settings`, where runs of earlier versions have it as well; `config`
-    is what was written, for `updated(Config(), run.config)` (`summary.config` is the same).
+    Read a setting from `settings`, which has every name, also for runs of earlier versions; `config`
+    is as it was written, nested (in `about` and `summary`, too), for `updated(Config(), config)`.
     """
 
     about: dict[str, Any]

@@ -180,13 +180,10 @@ def main(argv: list[str]) -> int:
     base = options.run_dir if more.run_dir else Path("runs") / f"sweep-{options.name}"
     held_out = given.validation_fraction or HELD_OUT
     config = replace(given, validation_fraction=held_out, eval_every=given.rounds)
-    pairs = list(itertools.product(points(grid), seeds))
-    tasks = [
-        Task(
-            replace(updated(config, point), seed=seed).check(), base / label(point) / f"seed{seed}"
-        )
-        for point, seed in pairs
-    ]
+    tasks = []
+    for point, seed in itertools.product(points(grid), seeds):
+        own = replace(updated(config, point), seed=seed).check()
+        tasks.append(Task(own, base / label(point) / f"seed{seed}"))
     shared = options.start(config.devices)
     check_writable(base)
     tasks = [find_existing(task, fresh=more.fresh, longer=True) for task in tasks]
@@ -196,11 +193,8 @@ def main(argv: list[str]) -> int:
     with Signals() as signals:
         drop = more.drop_checkpoints
         shared |= {"split_of": validation_split, "drop_checkpoints": drop, "signals": signals}
-        runs = run_all(tasks, **shared)
-    scores = [
-        scored(point, runs[place * len(seeds) : (place + 1) * len(seeds)])
-        for place, point in enumerate(points(grid))
-    ]
+        runs = iter(run_all(tasks, **shared))
+    scores = [scored(point, list(itertools.islice(runs, len(seeds)))) for point in points(grid)]
     named = ", ".join(map(str, seeds))
     part = f"{100 * held_out:g} % of each client's training data, seeds {named}"
     write(base, given, ranked(scores), f"Evaluated on {part}, by\n\n    {options.command}")
