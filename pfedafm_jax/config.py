@@ -257,19 +257,17 @@ class Config(Machine, Training, Clients, Data):
         named = {"cifar10": 10, "cifar100": 100, "synthetic": self.synthetic_classes}
         classes = named.get(self.dataset) if dataset is None else dataset.num_classes
         if classes == 1:
-            raise bad(
-                "dataset", self.dataset, "data of two or more classes; this has one class only"
-            )
+            raise bad("dataset", self.dataset, "two or more classes; this has one class only")
         if classes and self.partition == "pathological" and self.classes_per_client > classes:
             accepted = f"1 to {classes}, the classes of {self.dataset}"
             raise bad("classes_per_client", self.classes_per_client, accepted)
         if dataset is not None:
             self._check_images(dataset)
         if self.num_participants < 1:
-            least = (
-                f"at least {1 / self.num_clients:g}: one of {self.num_clients} clients per round"
+            accepted = (
+                f"at least {1 / (count := self.num_clients):g}: one of {count} clients per round"
             )
-            raise bad("participation", self.participation, least)
+            raise bad("participation", self.participation, accepted)
         names = extractor_names()
         if not self.architectures:
             raise bad("architectures", self.architectures, f"at least one of {', '.join(names)}")

@@ -193,7 +193,8 @@ def _save_or_stop(experiment: Experiment, checkpoints: Checkpoints, signals: Sig
 
 def _agree(experiment: Experiment, mine: Mapping[str, Any], fresh: bool) -> None:
     """Raises if the processes of a run differ in settings or data."""
-    own = settings_of(Machine).keys() - {"checkpoint_every"}  # may differ between processes
+    # Processes may differ in settings of the machine, but all must save in the same rounds.
+    own = settings_of(Machine).keys() - {"checkpoint_every"}
     values = {name: value for name, value in mine["config"].items() if name not in own}
     values["its settings"] = values.pop(experiment.config.method)
     values |= {"data": mine["data"], "split": mine["split"], "fresh": fresh}
