@@ -264,9 +264,8 @@ class Config(Machine, Training, Clients, Data):
         if dataset is not None:
             self._check_images(dataset)
         if self.num_participants < 1:
-            accepted = (
-                f"at least {1 / (count := self.num_clients):g}: one of {count} clients per round"
-            )
+            share, count = 1 / self.num_clients, self.num_clients
+            accepted = f"at least {share:g}: one of {count} clients per round"
             raise bad("participation", self.participation, accepted)
         names = extractor_names()
         if not self.architectures:
