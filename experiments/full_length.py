@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 from paper import numbers
-from scipy import stats
+from scipy import stats  # comes with JAX, which needs it
 
 from pfedafm_jax import PfedafmError, cli, figures, plots
 from pfedafm_jax.files import write_atomically
@@ -32,10 +32,20 @@ def participants(run: Run, prediction: str = "") -> np.ndarray:
     return 100 * run.per_round()[name].to_numpy()
 
 
+def late(run: Run, rounds: np.ndarray) -> np.ndarray:
+    """Which of these rounds, by number, are in the last fifth of the run."""
+    return 5 * rounds > 4 * run.summary.rounds
+
+
+def late_rounds(run: Run) -> np.ndarray:
+    """Participants' mean accuracy in percent in the late rounds: `[rounds]`."""
+    return participants(run)[late(run, run.per_round()["round"].to_numpy())]
+
+
 def late_clients(run: Run) -> np.ndarray:
     """Each client's accuracy in percent, mean over the late evaluations of all: `[clients]`."""
-    late = run.clients["evaluation_rounds"] > 0.8 * run.summary.rounds
-    return 100 * run.clients["all_clients/accuracy"][late].mean(axis=0)
+    chosen = late(run, run.clients["evaluation_rounds"])
+    return 100 * run.clients["all_clients/accuracy"][chosen].mean(axis=0)
 
 
 def with_error(values: np.ndarray) -> str:
@@ -45,31 +55,21 @@ def with_error(values: np.ndarray) -> str:
 
 def accuracies(runs: Sequence[Run]) -> str:
     """The four accuracies of each run, what it spent until the target, and the paper's best."""
-    heads = [
-        "method",
-        "rate",
-        "best round",
-        "last ten",
-        "all clients",
-        "spread",
-        "late, all clients",
-    ]
+    heads = ["method", "rate", "best round", "last ten", "all clients", "spread"]
+    heads += ["late, all clients", "rounds to target", "floats", "FLOPs", "the paper, best"]
     rows = []
     for run in runs:
         one = run.summary
         cell = f"{percent(one.best_mean_accuracy)} ({one.best_round})"
-        own = run.settings.get(f"{one.method}.learning_rate")
-        rate = run.settings["learning_rate"] if own is None else own
-        row = [run.title, f"{rate:g}", cell, percent(one.last_ten_mean_accuracy)]
+        row = [run.title, f"{run.rate:g}", cell, percent(one.last_ten_mean_accuracy)]
         row += [percent(one.final_all_clients_accuracy), percent(one.spread_over_clients)]
-        row += [f"{late_clients(run).mean():.2f}"]
-        row += [str(one.rounds_to_target or "–")]
-        row += [human(x) if x else "–" for x in (one.floats_to_target, one.flops_to_target)]
+        row += [f"{late_clients(run).mean():.2f}", str(one.rounds_to_target or "–")]
+        row += ["–" if x is None else human(x) for x in (one.floats_to_target, one.flops_to_target)]
         column = run.config["num_clients"], run.config["dataset"]
         known = run.config["method"] in numbers.METHODS
         stated = numbers.accuracy("hetero", run.config["method"], *column) if known else None
         rows.append([*row, "–" if stated is None else f"{stated:.2f}"])
-    return markdown([*heads, "rounds to target", "floats", "FLOPs", "the paper, best"], rows)
+    return markdown(heads, rows)
 
 
 def differences(runs: Sequence[Run]) -> str:
@@ -80,15 +80,9 @@ def differences(runs: Sequence[Run]) -> str:
         if run is ours:
             continue
         clients = late_clients(ours) - late_clients(run)
-        late = len(ours.records) // 5
-        rounds = (participants(ours) - participants(run))[-late:]
-        ahead = f"{(clients > 0).sum()} : {(clients < 0).sum()}"
-        row = [
-            with_error(clients),
-            f"{stats.ttest_1samp(clients, 0.0)[1]:.2g}",
-            ahead,
-            with_error(rounds),
-        ]
+        rounds = late_rounds(ours) - late_rounds(run)
+        row = [with_error(clients), f"{stats.ttest_1samp(clients, 0.0)[1]:.2g}"]
+        row += [f"{(clients > 0).sum()} : {(clients < 0).sum()}", with_error(rounds)]
         rows.append([f"pFedAFM − {run.title}", *row])
     heads = ["points", "all clients, late", "p (paired t)", "clients ahead : behind"]
     return markdown([*heads, "participants, late rounds"], rows)
@@ -113,15 +107,15 @@ def maxima(runs: Sequence[Run]) -> str:
     rows = []
     for run in runs:
         draw = np.random.default_rng(0)  # the same draws for every run
-        rounds, late = participants(run), participants(run)[-len(run.records) // 5 :]
-        clients = late_clients(run)
+        best, rounds, clients = participants(run).max(), late_rounds(run), late_clients(run)
         size = len(run.records[0].participants)
         # The maximum over late rounds if every client stayed as it is and only the draw changed.
         picks = draw.random((DRAWS, len(clients))).argpartition(size, axis=1)[:, :size]
         means = clients[picks].mean(axis=1)
-        best = means.reshape(-1, len(late))[: DRAWS // len(late)].max(axis=1).mean()
-        row = [f"{rounds.max():.2f}", f"{late.mean():.2f}", f"{late.std(ddof=1):.2f}"]
-        row += [f"{late.max() - late.mean():.2f}", f"{best - clients.mean():.2f}"]
+        count = DRAWS // len(rounds) * len(rounds)
+        drawn = means[:count].reshape(-1, len(rounds)).max(axis=1).mean()
+        row = [f"{best:.2f}", f"{rounds.mean():.2f}", f"{rounds.std(ddof=1):.2f}"]
+        row += [f"{rounds.max() - rounds.mean():.2f}", f"{drawn - clients.mean():.2f}"]
         rows.append([run.title, *row])
     heads = ["method", "best of all rounds", "late mean", "late deviation of a round"]
     heads += ["best late round − late mean", "the same by the draw of participants alone"]

@@ -33,11 +33,10 @@ def joined(run: TrainedRun, visits: int, data_dir: str | None) -> np.ndarray:
         raise PfedafmError(f"{run.folder} was trained on other data than {dataset.source}")
     for number, (train, test) in enumerate(zip(shares.train, shares.test, strict=True)):
         place = (config.num_clients + number) % len(config.architectures)
-        one = type(run.method).one_network
         client = run.join(
             dataset.images[train],
             dataset.labels[train],
-            None if one else config.architectures[place],
+            None if type(run.method).one_network else config.architectures[place],
             visits,
             test_images=dataset.images[test],
             test_labels=dataset.labels[test],
@@ -56,9 +55,7 @@ def picture(found: dict[str, dict]) -> "plots.Figure":
         rows = 100 * np.array(one["accuracies"])
         colour = figures.method_colour(name)
         axes.plot(rows.mean(axis=0), "o-", color=colour, markersize=3, label=one["title"])
-    axes.set_xlabel("visits of the newcomer")
-    axes.set_ylabel("newcomers' test accuracy, %")
-    axes.set_ylim(0, 100)
+    axes.set(xlabel="visits of the newcomer", ylabel="newcomers' test accuracy, %", ylim=(0, 100))
     figures.whole_numbers(axes.xaxis)
     figures.legend_below(figure)
     return figure

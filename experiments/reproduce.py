@@ -11,14 +11,14 @@ from paper.outcome import lengths
 from paper.study import SCALES, Found, Scale, Study, estimator, name_of
 
 from pfedafm_jax import cli, setup_devices
-from pfedafm_jax.config import bad, known
 from pfedafm_jax.methods import chosen_methods
 from pfedafm_jax.progress import console, in_words, print_table
 from pfedafm_jax.records import check_writable
 from pfedafm_jax.results import Run
 from pfedafm_jax.run import run_all
+from pfedafm_jax.settings import bad, known
 from pfedafm_jax.signals import Signals
-from pfedafm_jax.standing import Task, look
+from pfedafm_jax.tasks import Task, find_existing
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -79,10 +79,10 @@ def print_plan(
     console.print(f"{len(tasks)} runs, {done} of them done{rest}")
 
 
-def looked(tasks: Sequence[Task]) -> dict[Path, Task]:
+def existing(tasks: Sequence[Task]) -> dict[Path, Task]:
     """The state of these runs, each looked up once."""
     unique = {task.folder: task for task in tasks if task.folder is not None}
-    return {folder: look(task, longer=True) for folder, task in unique.items()}
+    return {folder: find_existing(task, longer=True) for folder, task in unique.items()}
 
 
 def main(argv: list[str]) -> int:
@@ -95,7 +95,7 @@ def main(argv: list[str]) -> int:
     setup_devices(asked.devices)
     if not (asked.list or asked.only_finished):
         check_writable(study.base)
-    needed = looked([task for name in items for task in ITEMS[name].tasks(study).values()])
+    needed = existing([task for name in items for task in ITEMS[name].tasks(study).values()])
     more = [theory_task(study)] if "fig-theory" in items else []
     everything = [*needed.values(), *more]
     seconds = list(map(estimator(everything), everything))
@@ -119,7 +119,7 @@ def main(argv: list[str]) -> int:
                 signals=signals,
             )
         done = dict(zip(needed, runs, strict=True))
-    others = looked([task for name in items for task in ITEMS[name].also(study).values()])
+    others = existing([task for name in items for task in ITEMS[name].also(study).values()])
     done |= {folder: other.run for folder, other in others.items() if folder not in done}
     for name in items:
         draw(study, name, {folder: run for folder, run in done.items() if run and run.finished})

@@ -19,15 +19,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pfedafm_jax.config import Config, bad
+from pfedafm_jax.config import Config
 from pfedafm_jax.data.augment import normalise
 from pfedafm_jax.engine import Programs, draw_participants
 from pfedafm_jax.engine.visit import client_key
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment
+from pfedafm_jax.files import Log
 from pfedafm_jax.methods.pfedafm import PFedAFM, mix_features
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.reference import plain
+from pfedafm_jax.settings import bad
 from pfedafm_jax.training import cross_entropy
 
 Tree = Any
@@ -152,17 +154,17 @@ def visit(
         parts = {part: state[part] for part in ("local_extractor", "header", "mix")}
         return {**parts, "shared_extractor": shared}
 
-    def look(at: Tree) -> tuple[Tree, Pass]:
+    def examined(at: Tree) -> tuple[Tree, Pass]:
         return at, jax.device_get(_at(method, architecture, at, batches))
 
-    start = look(model(before, old))
+    start = examined(model(before, old))
     rate, gradient = np.float32(programs.config.rate), start[1].gradient
     found = {
         "start": start,
-        "step": look(jax.tree.map(lambda p, g: p - rate * g, start[0], gradient)),
-        "local": look(model(after, old)),
-        "trained": look(model(after, trained)),
-        "aggregated": look(model(after, new)),
+        "step": examined(jax.tree.map(lambda p, g: p - rate * g, start[0], gradient)),
+        "local": examined(model(after, old)),
+        "trained": examined(model(after, trained)),
+        "aggregated": examined(model(after, new)),
     }
     ends = {name: (params, measured.gradient) for name, (params, measured) in found.items()}
     zero = jax.tree.map(np.zeros_like, gradient)
@@ -184,9 +186,7 @@ def _finite(values: Any) -> bool:
     return values is None or bool(np.isfinite(values))
 
 
-def study(
-    config: Config, data_dir: str | None = None, log: Callable[[str], None] = print
-) -> dict[str, Any]:
+def study(config: Config, data_dir: str | None = None, log: Log = print) -> dict[str, Any]:
     """Trains with the settings of `config` and measures on the way; returns JSON, see `outcome`."""
     if config.method != "pfedafm" or config.pfedafm.training != "iterative":
         raise bad("method", config.method, "pfedafm with iterative training, as in the paper")

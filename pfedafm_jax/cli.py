@@ -9,13 +9,13 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
 
 from pfedafm_jax.config import CONFIGS, Config, config_names, updated
-from pfedafm_jax.data.dataset import check_name
 from pfedafm_jax.engine import join, setup_devices
 from pfedafm_jax.errors import Interrupted, PfedafmError, reason
 from pfedafm_jax.flags import Parser, add_settings, given, print_help, spelled
@@ -99,15 +99,15 @@ def option_parser(everything: bool = True) -> Parser:
     parser = Parser()
     add = parser.add_argument_group("Run").add_argument
     several: dict[str, Any] = {"action": "append", "default": []}
-    add("--config", nargs="?", const="", default="hetero_cifar10", metavar="NAME",
+    add("--config", nargs="?", const="", metavar="NAME",
         help="named settings, or a TOML file; alone: list them")  # fmt: skip
     add("--preset", metavar="NAME", help="settings laid over it, e.g. authors_code", **several)
     add("--paper", nargs="?", const=100, type=int, metavar="N",
         help="the paper's length; N = 100, 50 or 10 clients")  # fmt: skip
     add("--run-dir", metavar="DIR", help="where the run's files go (runs/NAME)")
     add("--data-dir", metavar="DIR", help="folder or archive with the dataset")
-    own = "your methods and networks (docs/extending.md)"
-    add("--plugin", metavar="FILE.py", help=own, **several)
+    plugins = "your methods and networks (docs/extending.md)"
+    add("--plugin", metavar="FILE.py", help=plugins, **several)
     add("--fresh", action="store_true", help="start over even if the run is there already")
     add("--tensorboard", action="store_true", help="write TensorBoard's files into the run folder")
     add("--wandb", metavar="PROJECT", help="log to Weights & Biases (pip install wandb)")
@@ -142,36 +142,38 @@ def parse(
     parser = option_parser(everything)
     add_options(parser)
     words = [word for word in words if word not in asks_help]
-    own, _ = parser.parse_known_args(words)  # settings are known once plugins are loaded
-    for plugin in own.plugin:
+    options, _ = parser.parse_known_args(words)  # settings are known once plugins are loaded
+    for plugin in options.plugin:
         load_plugin(plugin)
-    if own.coordinator is None and (own.num_processes, own.process_id) != (None, None):
+    if options.coordinator is None and (options.num_processes, options.process_id) != (None, None):
         beside = "are used beside --coordinator ADDRESS:PORT, which is missing"
         raise PfedafmError(f"num_processes and process_id {beside}")
-    if own.config == "" and not asks_help:
+    if options.config == "" and not asks_help:
         print_configs()
         sys.exit(0)
-    named = own.config or "hetero_cifar10"
-    config = base = Config.load(named)
-    for preset in own.preset:
-        config = with_preset(config, preset)
-    if own.paper is not None:
-        config = paper_scale(config, own.paper)
+    named = options.config or "hetero_cifar10"
+    config = reduce(with_preset, options.preset, Config.load(named))
+    if options.paper is not None:
+        config = paper_scale(config, options.paper)
     add_settings(parser, config, everything)
     if asks_help:
         print_help(parser, f"pfedafm {program}", description, everything)
         sys.exit(0)
-    config = updated(config, given(parser, words, own)).check()
-    check_name(config.dataset)
-    name = run_name(named)
-    if named in config_names():  # which is not the whole story with other data or another method
-        if config.dataset != base.dataset:
-            name = run_name(config.dataset.rpartition(":")[2])
-        name = name if config.method == "pfedafm" else f"{name}-{config.method}"
-    run_dir = Path(own.run_dir) if own.run_dir else Path("runs") / name
+    config = updated(config, given(parser, words, options)).check()
+    name = default_name(named, config)
+    run_dir = Path(options.run_dir) if options.run_dir else Path("runs") / name
     script = sys.argv[0].endswith(f"{program}.py")
     command = ["python", sys.argv[0]] if script else ["pfedafm", program]
-    return config, Options(name, run_dir, shlex.join([*command, *argv]), own)
+    return config, Options(name, run_dir, shlex.join([*command, *argv]), options)
+
+
+def default_name(named: str, config: Config) -> str:
+    """The name of a run, from its configuration; from data and method where those are others."""
+    if named not in config_names():
+        return run_name(named)
+    if config.dataset != Config.load(named).dataset:
+        named = run_name(config.dataset.rpartition(":")[2])
+    return named if config.method == "pfedafm" else f"{named}-{config.method}"
 
 
 def run_name(config: str) -> str:
@@ -180,8 +182,7 @@ def run_name(config: str) -> str:
     >>> run_name("hetero_cifar10"), run_name("../my settings.toml"), run_name("...toml")
     ('hetero_cifar10', 'my_settings', 'run')
     """
-    name = re.sub(r"[^\w.-]+", "_", Path(config).stem).lstrip(".-")
-    return name[:100] or "run"
+    return re.sub(r"[^\w.-]+", "_", Path(config).stem).lstrip(".-")[:100] or "run"
 
 
 def seeds(text: str) -> list[int] | None:

@@ -12,10 +12,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from pfedafm_jax.data.dataset import Dataset, check_name
+from pfedafm_jax.data.partition import PARTITIONS, Protocol
+from pfedafm_jax.data.shares import GAMMA_RANGE
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.files import read_bytes
 from pfedafm_jax.models import extractor_names
@@ -33,10 +36,6 @@ from pfedafm_jax.settings import (
     suggestion,
 )
 
-if TYPE_CHECKING:
-    from pfedafm_jax.data import Dataset
-
-PARTITIONS = ("pathological", "dirichlet", "iid", "natural")
 CONFIGS = Path(__file__).parent / "configs"
 METHOD_SETTINGS: dict[str, type[MethodSettings]] = {}
 """The `Settings` of every registered method, by the method's name; `register_method` adds to it."""
@@ -65,11 +64,11 @@ class Data:
     `Partition.save` wrote."""
     classes_per_client: Annotated[int, Ge(1), Le(1000)] = 2
     """Pathological: number of classes per client."""
-    gamma: Annotated[float, Ge(1e-3), Le(1e6)] = 0.5
+    gamma: Annotated[float, Ge(GAMMA_RANGE[0]), Le(GAMMA_RANGE[1])] = 0.5
     """Dirichlet: smaller is more uneven."""
     min_samples: Annotated[int, Ge(2), Le(10_000_000)] = 10
     """Dirichlet: minimum number of images per client, one of them for testing."""
-    protocol: Literal["paper", "authors"] = "paper"
+    protocol: Protocol = "paper"
     """Which images are for training and testing. paper: all are split over clients, each client's
     8:2; authors: 4/5 of the official training images and the official test images, in the same
     proportions."""
@@ -96,7 +95,7 @@ class Clients:
     participation: Annotated[float, Gt(0), Le(1)] = 0.1
     """Fraction of clients drawn each round, the paper's C."""
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Chance of each of them to drop out of the round: it sends nothing and stays as it was."""
+    """Probability that a drawn client drops out of the round: it sends nothing and keeps its state."""
     architectures: tuple[str, ...] = ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5")
     """Client k gets the (k mod count)th of these."""
     shared_extractor: str = "cnn5"
@@ -137,6 +136,8 @@ class Training:
     statistics: Literal["private", "averaged"] = "private"
     """Running statistics (BatchNorm) of networks that clients share: each client's own, or averaged
     like weights. BatchNorm's scale and bias are weights."""
+    precision: Literal["highest", "tf32", "bfloat16"] = "highest"
+    """Precision of matrix products on GPUs. Changes results: float32, or faster and less precise."""
     seed: Annotated[int, Ge(0), Lt(2**32)] = 0
     """Determines split, initial weights, participants and batches."""
     eval_every: Count = 10
@@ -156,8 +157,6 @@ class Machine:
     """Clients that a device trains at once; 0: one (loop) or all (lockstep)."""
     backend: Literal["pmap", "shard_map"] = "pmap"
     """How programs run on several devices; same bits."""
-    precision: Literal["highest", "tf32", "bfloat16"] = "highest"
-    """Of products on GPUs, which affects results: float32, or faster and less precise."""
     kernels: Literal["auto", "native", "xla"] = "auto"
     """Convolution and SGD on a CPU: native code, built at first use, or XLA's; auto: native where
     it can be built."""
@@ -235,12 +234,14 @@ class Config(Machine, Training, Clients, Data):
         own = self.of(METHOD_SETTINGS.get(self.method, MethodSettings)).learning_rate
         return self.learning_rate if own is None else own
 
-    def check(self, dataset: "Dataset | None" = None) -> "Config":
+    def check(self, dataset: Dataset | None = None) -> "Config":
         """Returns itself, or raises `PfedafmError` for the first setting that cannot work.
 
         If `dataset` is given, its name may be anything, and its classes and channels are checked.
         """
         check_settings(self)
+        if dataset is None:
+            check_name(self.dataset)
         if self.method not in METHOD_SETTINGS:
             raise bad("method", self.method, known(self.method, METHOD_SETTINGS))
         if self.image_size and not self.dataset.startswith(("folder:", "leaf:", "tfds:")):
@@ -256,15 +257,16 @@ class Config(Machine, Training, Clients, Data):
         named = {"cifar10": 10, "cifar100": 100, "synthetic": self.synthetic_classes}
         classes = named.get(self.dataset) if dataset is None else dataset.num_classes
         if classes == 1:
-            raise bad("dataset", self.dataset, "data of two or more classes; this has one only")
+            raise bad("dataset", self.dataset, "two or more classes; this has one class only")
         if classes and self.partition == "pathological" and self.classes_per_client > classes:
             accepted = f"1 to {classes}, the classes of {self.dataset}"
             raise bad("classes_per_client", self.classes_per_client, accepted)
         if dataset is not None:
             self._check_images(dataset)
         if self.num_participants < 1:
-            least = f"at least {1 / self.num_clients:g}: one of {self.num_clients} clients a round"
-            raise bad("participation", self.participation, least)
+            share, count = 1 / self.num_clients, self.num_clients
+            accepted = f"at least {share:g}: one of {count} clients per round"
+            raise bad("participation", self.participation, accepted)
         names = extractor_names()
         if not self.architectures:
             raise bad("architectures", self.architectures, f"at least one of {', '.join(names)}")
@@ -274,7 +276,7 @@ class Config(Machine, Training, Clients, Data):
                 raise bad(setting, name, known(name, names))
         return self
 
-    def _check_images(self, dataset: "Dataset") -> None:
+    def _check_images(self, dataset: Dataset) -> None:
         """Raises on settings for images that the data are not."""
         channels, pixels = dataset.image_shape[-1], dataset.dtype == "uint8"
         if self.normalisation == "imagenet" and not (channels == 3 and pixels):
@@ -315,9 +317,9 @@ def updated(config: Config, values: Mapping[str, Any]) -> Config:
     plain: dict[str, Any] = {}
     of_methods: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
-        method, dot, own = name.partition(".")
+        method, dot, setting = name.partition(".")
         if kind := METHOD_SETTINGS.get(method):
-            new = {own: value} if dot else value
+            new = {setting: value} if dot else value
             if not isinstance(new, Mapping):
                 raise bad(name, value, f"settings of {name}: {', '.join(settings_of(kind))}")
             of_methods.setdefault(method, {}).update(new)

@@ -3,7 +3,7 @@
 import importlib.metadata
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,16 +14,13 @@ from pfedafm_jax import engine, kernels
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition, load_dataset, make_partition
 from pfedafm_jax.engine import Devices, RoundResult, State, build
-from pfedafm_jax.errors import START_OVER, PfedafmError
-from pfedafm_jax.files import own_version
+from pfedafm_jax.files import Log, own_version
 from pfedafm_jax.records import FORMAT, Record, Summary, mean, summarize
 from pfedafm_jax.reference import released
 from pfedafm_jax.results import Run, per_round
 
 
-def load_data(
-    config: Config, data_dir: str | None = None, log: Callable[[str], None] | None = None
-) -> Dataset:
+def load_data(config: Config, data_dir: str | None = None, log: Log | None = None) -> Dataset:
     """The dataset of a configuration; `data_dir` has CIFAR, `log` is called about downloads."""
     return load_dataset(
         config.dataset,
@@ -85,12 +82,12 @@ class Experiment:
         *,
         data_dir: str | None = None,
         devices: Devices | None = None,
-        log: Callable[[str], None] | None = None,
+        log: Log | None = None,
     ):
-        config.check(dataset)
-        self.dataset = dataset if dataset is not None else load_data(config, data_dir, log)
-        self.config = config = config.check(self.dataset)
-        self.partition = partition if partition is not None else split(config, self.dataset)
+        if dataset is None:
+            dataset = load_data(config.check(), data_dir, log)  # checked first: loading is slow
+        self.dataset, self.config = dataset, config.check(dataset)
+        self.partition = split(config, dataset) if partition is None else partition
         self.partition.check(len(self.dataset.images), config.num_clients)
         self.kernels = kernels.choose(config.kernels, log)  # before anything is traced
         self.programs = build(config, self.dataset, self.partition, devices)
@@ -152,7 +149,8 @@ class Experiment:
         if not info:  # all dropped out
             info = {name: np.zeros(0, np.float32) for name in ("accuracy", "loss", "finite")}
         finite, costs = info["finite"].astype(bool), self.programs.costs(result.participants)
-        for name in info.keys() & {"floats_up", "floats_down"}:  # of weights
+        # Methods count weights only; averaged statistics are added here.
+        for name in info.keys() & {"floats_up", "floats_down"}:
             info[name] = info[name] + np.float32(self.programs.statistics_sent)
         totals = {
             name: int(sum(info[name] if name in info else [getattr(cost, name) for cost in costs]))
@@ -216,8 +214,6 @@ class Experiment:
 
         The records become those that a run with the present number of rounds would have by now.
         """
-        if "evaluation_rounds" in details:  # they are among the arrays now
-            raise PfedafmError(f"the checkpoint was written by an earlier version; {START_OVER}")
         self.records = [Record.from_dict(row) for row in details["records"]]
         own = {n.removeprefix("visits/"): a for n, a in arrays.items() if n.startswith("visits/")}
         self.reports = _reports(self.records, own)

@@ -11,6 +11,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
+Log = Callable[[str], None]  # takes single lines, such as warnings and what is downloaded
+
 
 def write_atomically(path: Path, content: str | bytes | Callable[[IO[bytes]], object]) -> None:
     """Replaces `path` by this content, or by what a function writes to the file it is given; after

@@ -103,7 +103,9 @@ def spelled(word: str) -> str:
     # --fml.no-detach-targets
     off = "no-" if flag.startswith("no-") or (dot and name.startswith("no-")) else ""
     name = name.removeprefix("no-") if dot else name
-    return f"--{off}{method}{dot}{ALIASES.get(name, name)}{equals}{value}"
+    name = ALIASES.get(name, name)
+    name = name.rpartition(".")[2] if dot else name  # --pfedafm.mix-lr: the alias has it, too
+    return f"--{off}{method}{dot}{name}{equals}{value}"
 
 
 def print_help(parser: Parser, program: str, description: str, everything: bool) -> None:

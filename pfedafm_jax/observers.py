@@ -10,7 +10,7 @@ import importlib
 import json
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.files import read_bytes, write_atomically
+from pfedafm_jax.files import Log, read_bytes, write_atomically
 from pfedafm_jax.records import Record, Summary
 
 
@@ -151,9 +151,7 @@ class WeightsAndBiases(Observer):
 
     NAME = "wandb.json"
 
-    def __init__(
-        self, project: str, fresh: bool = False, log: Callable[[str], None] = lambda line: None
-    ):
+    def __init__(self, project: str, fresh: bool = False, log: Log = lambda line: None):
         self._project, self._fresh, self._log, self._run = project, fresh, log, None
         try:
             self._wandb: Any = importlib.import_module("wandb")

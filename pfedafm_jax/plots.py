@@ -20,6 +20,7 @@ from matplotlib.ticker import EngFormatter
 from pfedafm_jax import figures
 from pfedafm_jax.data.dataset import noun_of
 from pfedafm_jax.figures import BLACK, BLUE, COLOURS, GREEN, GREY, ORANGE, architecture_label
+from pfedafm_jax.files import Log
 from pfedafm_jax.results import Run, grouped
 from pfedafm_jax.tables import mean_and_deviation
 
@@ -176,9 +177,7 @@ def of_run(
     return found
 
 
-def draw_all(
-    run: Run, counts: np.ndarray, folder: str | Path, log: Callable[[str], object]
-) -> None:
+def draw_all(run: Run, counts: np.ndarray, folder: str | Path, log: Log) -> None:
     """Writes all plots of a run as PNG files; logs a line for one that cannot be drawn.
 
     `counts`: images of each class at each client, `[clients, classes]`.

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pfedafm_jax.config import PARTITIONS
+from pfedafm_jax.data.partition import PARTITIONS
 from pfedafm_jax.errors import StorageError, reason
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.plots import architecture_label
@@ -159,17 +159,17 @@ def print_plan(experiment: Experiment, name: str = "", run_dir: str | Path | Non
     )
     shared = human(method.shared.extractor_params)
     rows = {
-        "data": dataset.source + ("" if dataset.dtype == "uint8" else f"; {dataset.form}"),
+        "data": dataset.source + ("" if dataset.dtype == "uint8" else f"; {dataset.description}"),
         "split": f"{experiment.partition.about}; {sizes.min()} to {sizes.max()} training "
         f"{dataset.noun} each",
-        "clients": f"{config.num_clients}, {config.num_participants} a round"
+        "clients": f"{config.num_clients}, {config.num_participants} per round"
         f"{f', {config.dropout:.0%} of them drop out' if config.dropout else ''}; "
         f"parameters: {', '.join(shown)}",
         "shared": f"{architecture_label(method.shared.name)}, {shared} parameters without header",
         "training": f"{config.rounds} rounds, E = {config.local_epochs}, "
         f"batch {config.batch_size}, learning rate {config.rate:g}",
-        "a round": f"{up} floats up, {down} down, {flops}FLOP",
-        "device": f"{programs.devices}, {together} client{'s' if together > 1 else ''} a step",
+        "per round": f"{up} floats up, {down} down, {flops}FLOP",
+        "device": f"{programs.devices}, {together} client{'s' if together > 1 else ''} per step",
         "kernels": str(experiment.kernels),
     }
     if dataset.users is not None and config.partition in PARTITIONS[:-1]:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from pfedafm_jax.data import Partition
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.errors import PfedafmError, reason
 from pfedafm_jax.files import read_bytes, write_atomically
 from pfedafm_jax.settings import bad
 
@@ -204,9 +204,8 @@ def digest(content: Mapping[str, Any]) -> str:
 # -------------------------------------------------------------------------------- the folder
 
 
-def _unusable(path: str | Path, accepted: str, error: object) -> PfedafmError:
-    reason = getattr(error, "strerror", None) or error
-    return bad("run_dir", str(path), f"{accepted} ({reason})")
+def _unusable(path: str | Path, accepted: str, why: str) -> PfedafmError:
+    return bad("run_dir", str(path), f"{accepted} ({why})")
 
 
 def check_writable(path: str | Path) -> None:
@@ -221,7 +220,7 @@ def check_writable(path: str | Path) -> None:
         with tempfile.TemporaryFile(dir=place):
             pass
     except (OSError, ValueError) as error:
-        raise _unusable(path, "a folder that can be written", error) from error
+        raise _unusable(path, "a folder that can be written", reason(error)) from error
 
 
 class RunFolder:
@@ -237,13 +236,13 @@ class RunFolder:
             names = sorted(one.name for one in self.path.iterdir()) if self.path.exists() else []
             ours = LOCK in names and read_bytes(self.path / LOCK).startswith(MARK)
         except OSError as error:
-            raise _unusable(self.path, "a folder", error) from error
+            raise _unusable(self.path, "a folder", reason(error)) from error
         with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
             content = json.loads(read_bytes(self.path / "config.json"))  # only we write this
             ours |= content.keys() >= {"config", "versions", "data"}
         if names and not ours:
-            reason = f"it holds {', '.join(names[:3])}, and no run of this program"
-            raise _unusable(self.path, "a new or empty folder, or that of a run", reason)
+            why = f"it holds {', '.join(names[:3])}, and no run of this program"
+            raise _unusable(self.path, "a new or empty folder, or that of a run", why)
         if LOCK in names:
             with self.lock():
                 pass
@@ -258,7 +257,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             file = (self.path / LOCK).open("ab+")
         except OSError as error:
-            raise _unusable(self.path, "a folder that can be written", error) from error
+            raise _unusable(self.path, "a folder that can be written", reason(error)) from error
         with file:
             try:
                 if fcntl is not None:

@@ -14,11 +14,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pfedafm_jax import plots
-from pfedafm_jax.config import Config, bad
+from pfedafm_jax.config import Config
 from pfedafm_jax.errors import storage_error
 from pfedafm_jax.figures import legend_below, rendered
 from pfedafm_jax.files import read_bytes, write_atomically
 from pfedafm_jax.results import Run, differing, flat, matters, read_runs
+from pfedafm_jax.settings import bad
 from pfedafm_jax.tables import COLUMNS, cells, human, means, over_seeds, percent
 
 Published = Callable[[dict[str, Any]], tuple[str, float | None] | None]
@@ -121,8 +122,6 @@ def _one(number: int, run: Run, published: Published | None) -> dict[str, Any]:
     return {
         "run": run,
         "label": f"{number} · {run.folder.resolve().name if run.folder else run.name}",
-        "rate": own.get(f"{config['method']}.learning_rate") or own["learning_rate"],
-        "participants": max(1, round(config["participation"] * config["num_clients"])),
         "published": published(config) if published else None,
         "models": [f"{name} model" for name in run.predictions],
         "conventions": _conventions(run) if run.records else [],

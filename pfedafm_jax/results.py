@@ -16,13 +16,13 @@ from typing import Any, NoReturn
 import numpy as np
 import pandas as pd
 
-from pfedafm_jax.config import Config
+from pfedafm_jax.config import Config, Machine
 from pfedafm_jax.data import Partition
-from pfedafm_jax.errors import START_OVER, PfedafmError
+from pfedafm_jax.errors import START_OVER, PfedafmError, reason
 from pfedafm_jax.files import read_bytes
 from pfedafm_jax.methods import find_method, method_names
 from pfedafm_jax.records import FORMAT, Record, Summary, digest, summarize
-from pfedafm_jax.settings import bad, suggestion
+from pfedafm_jax.settings import bad, settings_of, suggestion
 
 
 class Damaged(PfedafmError):
@@ -35,6 +35,9 @@ class Run:
 
     `about` is the content of `config.json`: config, command, versions, devices, data (source and
     digest), predictions (names, the method's own first), architectures (names).
+
+    Read a setting from `settings`, which has every name, also for runs of earlier versions; `config`
+    is as it was written, nested (in `about` and `summary`, too), for `updated(Config(), config)`.
     """
 
     about: dict[str, Any]
@@ -54,6 +57,17 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """The settings, flat: `pfedafm.mix_fixed`; defaults for settings added since."""
         return flat(Config().as_dict()) | flat(self.config)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the run's method: its own, or the common one."""
+        own = self.settings.get(f"{self.config['method']}.learning_rate")
+        return self.settings["learning_rate"] if own is None else own
+
+    @property
+    def num_participants(self) -> int:
+        """How many clients are drawn each round: K = C · N."""
+        return round(self.settings["participation"] * self.settings["num_clients"])
 
     @property
     def title(self) -> str:
@@ -131,8 +145,8 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
         inside = [folder] if (folder / "config.json").exists() else []
         inside = inside or sorted(path.parent for path in folder.glob("*/config.json"))
         if not inside:
-            reason = "it has no config.json" if folder.is_dir() else "there is no such folder"
-            accepted = f"the folder of a run, or one with such folders in it ({reason})"
+            why = "it has no config.json" if folder.is_dir() else "there is no such folder"
+            accepted = f"the folder of a run, or one with such folders in it ({why})"
             raise bad("run_dir", str(folder), accepted)
         found |= {path.absolute(): path for path in inside}
     return [read_run(folder) for folder in found.values()]
@@ -164,9 +178,9 @@ def read_run(folder: str | Path) -> Run:
         _damaged(folder / ("summary.json" if written else "config.json"), error)
 
 
-def _damaged(path: Path, reason: object) -> NoReturn:
+def _damaged(path: Path, why: object) -> NoReturn:
     raise Damaged(
-        f"{str(path)!r} is damaged ({reason}). The run's other files can still be read by hand; "
+        f"{str(path)!r} is damaged ({why}). The run's other files can still be read by hand; "
         "where there are checkpoints, the command that made it writes the file anew, else "
         f"{START_OVER}"
     )
@@ -178,7 +192,7 @@ def _bytes(path: Path, digests: Mapping[str, str] = {}) -> bytes:
     except FileNotFoundError:
         _damaged(path, "it is missing")
     except OSError as error:
-        _damaged(path, error.strerror or error)
+        _damaged(path, reason(error))
     if path.name in digests and hashlib.sha256(content).hexdigest() != digests[path.name]:
         _damaged(path, "it has changed since it was written")
     return content
@@ -225,10 +239,7 @@ def _records(path: Path, lines: Sequence[bytes], num_clients: int) -> list[Recor
 
 # -------------------------------------------------------------------------------- labels
 
-NOT_IN_RESULTS = (
-    "rounds", "eval_every", "devices", "layout", "clients_per_step", "backend", "kernels", "store",
-    "checkpoint_every",
-)  # fmt: skip
+NOT_IN_RESULTS = {"rounds", "eval_every", *settings_of(Machine)}
 """Settings that may change when a run is resumed: its rounds so far would have been the same.
 
 (Devices, layout, clients per step and kernels within float tolerance; see `docs/determinism.md`.)

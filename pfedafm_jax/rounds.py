@@ -6,7 +6,7 @@ import copy
 import hashlib
 import signal
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,18 @@ import numpy as np
 
 from pfedafm_jax import plots
 from pfedafm_jax.checkpoint import Checkpoints
+from pfedafm_jax.config import Machine
 from pfedafm_jax.engine import Together, can_go_together, together
 from pfedafm_jax.errors import START_OVER, Interrupted, PfedafmError, storage_error
 from pfedafm_jax.experiment import Experiment
+from pfedafm_jax.files import Log
 from pfedafm_jax.observers import Observer, observed
 from pfedafm_jax.progress import Progress, print_plan
 from pfedafm_jax.records import RunFolder
+from pfedafm_jax.settings import settings_of
 from pfedafm_jax.signals import Signals
-from pfedafm_jax.standing import Task, checkpoint_folder, refuse_others
+from pfedafm_jax.tasks import Task, checkpoint_folder, refuse_others
 
-Log = Callable[[str], None]
 Steps = Generator[None, Any, None]
 
 
@@ -44,7 +46,7 @@ def steps(
 
     Args:
         experiment: before its first round.
-        task: as `look` returned it.
+        task: as `find_existing` returned it.
         bar: shows every round.
         plan: prints the plan first, under this name.
         command: recorded in the run's files as what started it.
@@ -121,7 +123,7 @@ def drive(
 
     Args:
         experiments: before their first round; several share one program, round by round.
-        tasks: as `look` returned them.
+        tasks: as `find_existing` returned them.
         bar: shows every round of the first.
         observers: those of the first run; the other runs get copies.
         options: see `steps`.
@@ -191,8 +193,9 @@ def _save_or_stop(experiment: Experiment, checkpoints: Checkpoints, signals: Sig
 
 def _agree(experiment: Experiment, mine: Mapping[str, Any], fresh: bool) -> None:
     """Raises if the processes of a run differ in settings or data."""
-    own = "devices layout clients_per_step backend kernels store"  # may differ between processes
-    values = {name: value for name, value in mine["config"].items() if name not in own.split()}
+    # Processes may differ in settings of the machine, but all must save in the same rounds.
+    own = settings_of(Machine).keys() - {"checkpoint_every"}
+    values = {name: value for name, value in mine["config"].items() if name not in own}
     values["its settings"] = values.pop(experiment.config.method)
     values |= {"data": mine["data"], "split": mine["split"], "fresh": fresh}
     experiment.programs.processes.agree(values)

@@ -1,11 +1,11 @@
 """Runs with their folders: `run` one, `compare` methods side by side, `run_all` for the commands.
 
-`look` says what exists of each run, and `rounds.drive` trains those that are not finished.
+`find_existing` says what exists of each run, and `rounds.drive` trains those that are not finished.
 """
 
 import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,17 +20,19 @@ from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.engine import setup_devices
 from pfedafm_jax.errors import START_OVER, Interrupted
 from pfedafm_jax.experiment import Experiment, load_data, split
-from pfedafm_jax.files import write_atomically
+from pfedafm_jax.files import Log, write_atomically
 from pfedafm_jax.methods import chosen_methods, find_method, method_names
 from pfedafm_jax.observers import Observer
 from pfedafm_jax.progress import Progress, bold, console, print_summary, print_table
 from pfedafm_jax.records import check_writable
 from pfedafm_jax.results import Run, read_run
-from pfedafm_jax.rounds import Log, drive, load
+from pfedafm_jax.rounds import drive, load
 from pfedafm_jax.settings import bad
 from pfedafm_jax.signals import Signals
-from pfedafm_jax.standing import Task, checkpoint_folder, look
 from pfedafm_jax.tables import COLUMNS, cells, markdown, over_seeds, table
+from pfedafm_jax.tasks import Task, checkpoint_folder, find_existing
+
+SplitOf = Callable[[Config, Dataset], Partition]
 
 
 def run(
@@ -64,7 +66,8 @@ def run(
     """
     start_devices(config)
     log = logger(progress)
-    task = look(Task(config, None if run_dir is None else Path(run_dir)), fresh=fresh, log=log)
+    task = Task(config, None if run_dir is None else Path(run_dir))
+    task = find_existing(task, fresh=fresh, log=log)
     experiment = Experiment(config, dataset, partition, data_dir=data_dir, log=log)
     if task.state == "done":
         load(experiment, task, log)
@@ -78,7 +81,7 @@ def run_all(
     *,
     dataset: Dataset | None = None,
     partition: Partition | None = None,
-    split_of: Callable[[Config, Dataset], Partition] = split,
+    split_of: SplitOf = split,
     experiment: Experiment | None = None,
     data_dir: str | None = None,
     drop_checkpoints: bool = False,
@@ -93,7 +96,7 @@ def run_all(
     Datasets are loaded and split before the first run starts, so that errors show early.
 
     Args:
-        tasks: as `look` returned them.
+        tasks: as `find_existing` returned them.
         dataset, partition: shared by all; by default as each run's settings say.
         split_of: makes the partition of a run.
         experiment: that of the only task, if it exists already.
@@ -108,56 +111,68 @@ def run_all(
         return []
     log, shown, alone = logger(progress), progress and not console.quiet, len(tasks) == 1
     start_devices(tasks[0].config)
-    runs = {place: one.run for place, one in enumerate(tasks) if one.run and one.state == "done"}
-    pending = [place for place in range(len(tasks)) if place not in runs]
-    data: dict[object, Dataset] = {}
-    shares: dict[int, tuple[Dataset, Partition]] = {}
-    for place in () if experiment else pending:
-        config = tasks[place].config
-        generated = (config.synthetic_classes, config.synthetic_samples, config.seed)
-        key = config.dataset, config.image_size, config.dataset == "synthetic" and generated
-        if dataset is None and key not in data:
-            data[key] = load_data(config, data_dir, log)
-        images = data[key] if dataset is None else dataset
-        shares[place] = images, split_of(config, images) if partition is None else partition
+    runs = {index: one.run for index, one in enumerate(tasks) if one.run and one.state == "done"}
+    pending = [index for index in range(len(tasks)) if index not in runs]
+    deal = split_of if partition is None else lambda *_: partition
+    configs = {} if experiment else {index: tasks[index].config for index in pending}
+    data = _load_and_split(configs, dataset, deal, data_dir, log)
     groups: dict[object, list[int]] = {}  # runs that train at the same time
-    for place in pending:
-        groups.setdefault(tasks[place].config.method if together else place, []).append(place)
+    for index in pending:
+        groups.setdefault(tasks[index].config.method if together else index, []).append(index)
     rounds = [tasks[group[0]].config.rounds for group in groups.values()]
     if shown and alone and not pending:
         console.print(bold(tasks[0].folder), f"is finished already; {START_OVER}")
     with Progress(sum(rounds), hidden=not (shown and pending)) as bar:
         for number, group in enumerate(groups.values()):
-            own = [tasks[place] for place in group]
-            place, title = own[0].folder, find_method(own[0].config.method).title
-            words = f"run {number + 1} of {len(pending)}: {title}"
-            words += f", {place.parent.name}/{place.name}" if place else ""
-            if len(own) > 1:
-                words = f"{len(own)} of {len(pending)} runs together: {title}"
+            own = [tasks[index] for index in group]
             if not alone:
-                bar.next_run(words, rounds[number])
-            made = [experiment or Experiment(tasks[one].config, *shares[one]) for one in group]
+                bar.next_run(_description(own, number + 1, len(pending)), rounds[number])
+            made = [experiment or Experiment(tasks[index].config, *data[index]) for index in group]
             plan = name if alone and shown else None
             drive(made, own, bar, plan=plan, log=log, signals=signals, **options)
-            for one in group:
-                runs[one] = _result(made.pop(0), tasks[one].folder, drop_checkpoints)
+            for index in group:
+                runs[index] = _result(made.pop(0), tasks[index].folder, drop_checkpoints)
             gc.collect()
             if signals and signals.received is not None and len(runs) < len(tasks):
                 message = "stopped between two runs; the same command resumes"
                 raise Interrupted(message, signals.received)
     if shown and alone:
-        place = tasks[0].folder
-        print_summary(runs[0].summary, sorted(place.glob("*.png")) if place else ())
-    return [runs[place] for place in range(len(tasks))]
+        folder = tasks[0].folder
+        print_summary(runs[0].summary, sorted(folder.glob("*.png")) if folder else ())
+    return [runs[index] for index in range(len(tasks))]
 
 
-def _result(experiment: Experiment, place: Path | None, drop_checkpoints: bool) -> Run:
+def _load_and_split(
+    configs: Mapping[int, Config], dataset: Dataset | None, split_of: SplitOf, *options: Any
+) -> dict[int, tuple[Dataset, Partition]]:
+    """The data of each run, by `options` of `load_data`, and its split; the same data are shared."""
+    loaded: dict[object, Dataset] = {}
+    found = {}
+    for index, config in configs.items():
+        generated = config.synthetic_classes, config.synthetic_samples, config.seed
+        key = config.dataset, config.image_size, config.dataset == "synthetic" and generated
+        if key not in loaded:
+            loaded[key] = load_data(config, *options) if dataset is None else dataset
+        found[index] = loaded[key], split_of(config, loaded[key])
+    return found
+
+
+def _description(group: Sequence[Task], number: int, count: int) -> str:
+    """What the progress bar says of runs that train together, or of one, the `number`th."""
+    title, folder = find_method(group[0].config.method).title, group[0].folder
+    if len(group) > 1:
+        return f"{len(group)} of {count} runs together: {title}"
+    where = f", {folder.parent.name}/{folder.name}" if folder else ""
+    return f"run {number} of {count}: {title}{where}"
+
+
+def _result(experiment: Experiment, folder: Path | None, drop_checkpoints: bool) -> Run:
     """The result of a run, as read from its folder if it has one."""
-    if not place or not experiment.programs.processes.first:
+    if not folder or not experiment.programs.processes.first:
         return experiment.result()
     if drop_checkpoints:
-        Checkpoints(checkpoint_folder(place)).clear()
-    return read_run(place)
+        Checkpoints(checkpoint_folder(folder)).clear()
+    return read_run(folder)
 
 
 def compare(
@@ -204,7 +219,7 @@ def compare(
         for method in chosen_methods(methods):
             one = replace(config, method=method, seed=seed).check(options.get("dataset"))
             task = Task(one, base / f"{method}-seed{seed}" if base else None)
-            tasks.append(look(task, fresh=fresh, log=log))
+            tasks.append(find_existing(task, fresh=fresh, log=log))
     runs = run_all(tasks, together=together, progress=progress, **options)
     headings, rows = ["method", *COLUMNS.values()], cells(over_seeds(runs))
     if progress:
@@ -225,7 +240,7 @@ def compare(
 
 
 def logger(progress: bool) -> Log:
-    """Prints single lines, such as warnings and downloads; nothing without `progress`."""
+    """Prints single lines, such as warnings; without `progress` to standard error."""
     return console.print if progress else partial(print, file=sys.stderr, flush=True)
 
 

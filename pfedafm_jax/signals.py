@@ -65,10 +65,10 @@ class Signals:
                 continue
             name = NAMES[signal.Signals(number)]
             if not self._saving or self.received is not None:
-                print(f"\nleft at once ({name})", file=sys.stderr, flush=True)
+                print(f"\nstopped immediately ({name})", file=sys.stderr, flush=True)
                 os._exit(128 + number)
             self.received = number
-            words = f"\n{name}: finishing this round and saving; once more leaves at once"
+            words = f"\n{name}: finishing this round and saving; once more stops immediately"
             print(words, file=sys.stderr, flush=True)
         os.close(read)
 

@@ -32,8 +32,8 @@ from pfedafm_jax.methods.base import Client, Server
 from pfedafm_jax.models import Architecture, describe
 from pfedafm_jax.results import Run, read_run
 from pfedafm_jax.settings import bad
-from pfedafm_jax.standing import checkpoint_folder
 from pfedafm_jax.statistics import predict
+from pfedafm_jax.tasks import checkpoint_folder
 from pfedafm_jax.training import EVALUATION_BATCH
 
 if TYPE_CHECKING:

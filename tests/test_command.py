@@ -31,7 +31,7 @@ def finished(tmp_path_factory):
 
 def test_a_run_shows_plan_progress_and_result_in_80_columns_and_leaves_its_files(finished):
     folder, out = finished
-    assert "12, 3 a round" in out and "FLOP" in out and "round 3/3" in out
+    assert "12, 3 per round" in out and "FLOP" in out and "round 3/3" in out
     assert "best mean of participants" in out
     assert max(len(line) for line in out.splitlines()) <= 80 + len(str(folder))
     names = {path.name for path in folder.iterdir()}
@@ -125,6 +125,8 @@ def test_help_fits_two_screens_and_help_all_has_every_setting(capsys):
         ("--no-same-start", "same_start", False),
         ("--no-pfedafm.mix-project", "pfedafm.mix_project", False),
         ("--lr-mix 0.1", "pfedafm.mix_learning_rate", 0.1),
+        ("--pfedafm.lr-mix 0.1", "pfedafm.mix_learning_rate", 0.1),
+        ("--pfedafm_released.mix-lr=0.1", "pfedafm_released.mix_learning_rate", 0.1),
         ("--pfedafm.mix_fixed 0.25", "pfedafm.mix_fixed", 0.25),
         ("--pfedafm.no-mix-project", "pfedafm.mix_project", False),
         ("--lg-fedavg.shared-layers conv1", "lg_fedavg.shared_layers", ("conv1",)),

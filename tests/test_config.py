@@ -62,7 +62,7 @@ def test_every_setting_refuses_what_is_out_of_its_range_and_names_itself(name, s
         ("validation_fraction", 1.0, "a number from 0, below 1"),
         ("num_clients", 0, "a whole number from 1 to 10,000,000"),
         ("participation", 1.5, "a number above 0 to 1"),
-        ("participation", 0.001, "at least 0.01: one of 100 clients a round"),
+        ("participation", 0.001, "at least 0.01: one of 100 clients per round"),
         ("architectures", (), "at least one of cnn1"),
         ("shared_extractor", "cnn", "cnn1, cnn2"),
         ("learning_rate", -1.0, "a number from 0 to 1e+06"),

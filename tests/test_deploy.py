@@ -20,7 +20,7 @@ from pfedafm_jax.deploy.server import Federation, Nodes
 from pfedafm_jax.deploy.states import States
 from pfedafm_jax.export import readme
 from pfedafm_jax.run import run_all
-from pfedafm_jax.standing import Task, look
+from pfedafm_jax.tasks import Task, find_existing
 
 CLASSES = [str(number) for number in range(4)]
 DATA, PARTITION = small_data()
@@ -195,7 +195,7 @@ def test_who_cannot_take_part_is_told_so_before_round_1(tmp_path):
 @pytest.mark.slow
 def test_a_server_goes_on_where_it_was_and_its_run_can_be_used(tmp_path):
     made, link = federation(tmp_path, "fml", rounds=3, architectures=("dense_b",))
-    task = look(Task(made.config, tmp_path / "run"))
+    task = find_existing(Task(made.config, tmp_path / "run"))
     run_all([task], experiment=made, progress=False)
     opened = load_run(tmp_path / "run")
     assert same(opened.server, made.state.server) and opened.finished
@@ -204,7 +204,7 @@ def test_a_server_goes_on_where_it_was_and_its_run_can_be_used(tmp_path):
     assert opened.join(DATA.images[:20], DATA.labels[:20], visits=1).history
     config = replace(made.config, rounds=4)
     again, _ = federation(tmp_path, "fml", link=link, rounds=4, architectures=("dense_b",))
-    run_all([look(Task(config, tmp_path / "run"))], experiment=again, progress=False)
+    run_all([find_existing(Task(config, tmp_path / "run"))], experiment=again, progress=False)
     assert again.round == 4 and again.nodes.last.max() == 4
     expected = run(replace(config, eval_every=10), DATA, PARTITION, progress=False)
     assert same(again.state.server, expected.state.server)

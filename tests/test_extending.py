@@ -24,7 +24,7 @@ from pfedafm_jax.methods import method_names, register_method
 from pfedafm_jax.methods.fedper import FedPer
 from pfedafm_jax.models import describe, register_extractor
 from pfedafm_jax.plugins import load_plugin
-from pfedafm_jax.standing import differences
+from pfedafm_jax.tasks import differences
 
 ROOT = Path(__file__).parent.parent
 DOCS = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from pfedafm_jax import plots
 from pfedafm_jax.config import Config
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import find_method, method_names
-from pfedafm_jax.standing import Task, look
+from pfedafm_jax.tasks import Task, find_existing
 
 RESULTS = Path(__file__).parents[1] / "experiments" / "results"
 
@@ -95,7 +95,7 @@ def test_the_long_runs_of_the_results_are_finished_runs_of_the_full_scale():
     tasks = [task for task in tasks_of(long, "table3").values() if task.folder]
     there = [task for task in tasks if task.folder and task.folder.exists()]
     assert len(tasks) == 10 and {task.config.rounds for task in tasks} == {500}
-    assert there and {look(task).state for task in there} == {"done"}
+    assert there and {find_existing(task).state for task in there} == {"done"}
 
 
 def test_what_was_asked_for_takes_the_place_of_the_defaults(tmp_path):
@@ -180,7 +180,7 @@ def test_every_figure_is_drawn_from_finished_runs_and_says_what_is_missing(tmp_p
     assert not any(row[:3] == ("CIFAR-100", "0.5", "FedProto") for row in dirichlet)
     mix = ("95.00 ± 0.00", "73.62 ± 0.00", "85.00 ± 0.00", "20", "3")
     assert ("CIFAR-10", "0.001", "pFedAFM", *mix) in rows("fig-mix-lr")
-    assert ("CIFAR-10", "client 0", "1.000", "0.200", "20.0", "0", "20") in rows("fig-mix-mean")
+    assert ("CIFAR-10", "client 0", "1.000", "0.200", "20", "0", "20") in rows("fig-mix-mean")
     assert [row[1:3] for row in rows("fig-ablation-models")[:3]] == [
         ("small", "90.00"), ("large", "85.00"), ("mixed", "95.00"),
     ]  # fmt: skip
@@ -199,10 +199,10 @@ def test_every_figure_is_drawn_from_finished_runs_and_says_what_is_missing(tmp_p
 def test_time_is_estimated_from_what_finished_runs_took(tmp_path):
     asked = study(tmp_path)
     tasks = [asked.task(method, "cifar10") for method in ("pfedafm", "standalone")]
-    new = [look(task) for task in tasks]
+    new = [find_existing(task) for task in tasks]
     assert [estimator(new)(task) for task in new] == [None, None]
     made_up(tasks[0].config, folder=tasks[0].folder)  # 20 rounds of 2 s, and 1.5 s to compile
-    known = [look(task) for task in tasks]
+    known = [find_existing(task) for task in tasks]
     assert [estimator(known)(task) for task in known] == [0, pytest.approx(41.5)]
 
 

@@ -21,7 +21,7 @@ from pfedafm_jax.records import RunFolder
 from pfedafm_jax.results import read_run
 from pfedafm_jax.rounds import drive
 from pfedafm_jax.signals import Signals
-from pfedafm_jax.standing import Task, checkpoint_folder, differences, look
+from pfedafm_jax.tasks import Task, checkpoint_folder, differences, find_existing
 
 ROUNDS = 7
 TIMING = {"seconds", "compile_seconds", "checkpoint_seconds", "checkpoint_background_seconds"}
@@ -77,13 +77,13 @@ def train_in(folder, experiment, *, fresh=False, notes=None, **options):
     """Runs an experiment in a folder, as `run` does; returns how many rounds it was resumed
     after."""
     notes = notes or Notes()
-    standing = look(Task(experiment.config, folder), fresh=fresh)
-    drive([experiment], [standing], observers=[notes], **options)
+    task = find_existing(Task(experiment.config, folder), fresh=fresh)
+    drive([experiment], [task], observers=[notes], **options)
     return notes.before
 
 
 def state(settings, folder, **options):
-    return look(Task(settings, folder), **options).state
+    return find_existing(Task(settings, folder), **options).state
 
 
 def weights(experiment):
@@ -248,7 +248,7 @@ def test_a_finished_run_is_known_as_such_and_no_round_is_taken_from_it(settings,
     assert state(replace(settings, devices=2, store="disk", eval_every=1), folder) == "done"
     assert state(settings, folder, fresh=True) == "again"
     with pytest.raises(PfedafmError, match="rounds = 3 cannot be used; accepted: 7 or more"):
-        look(Task(replace(settings, rounds=3), folder))
+        find_existing(Task(replace(settings, rounds=3), folder))
     assert state(replace(settings, rounds=3), folder, longer=True) == "done"
 
 
@@ -257,7 +257,7 @@ def test_other_settings_are_refused_with_the_differences(make, settings, folder)
     files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     other = replace(settings, learning_rate=0.5, seed=6, rounds=9)
     with pytest.raises(PfedafmError) as caught:
-        look(Task(other, folder))
+        find_existing(Task(other, folder))
     text = str(caught.value)
     assert "learning_rate: 0.05 → 0.5\n" in text and "seed: 5 → 6\n" in text
     assert "rounds:" not in text and "--fresh" in text and "--run-dir" in text
@@ -275,16 +275,11 @@ def test_other_data_is_refused(make, settings, dataset, partition, folder):
         train_in(folder, Experiment(settings, dataset, swapped))
 
 
-def test_a_checkpoint_of_an_earlier_version_is_refused(make, settings):
-    with pytest.raises(PfedafmError, match="written by an earlier version; --fresh"):
-        make(settings).resume({"records": [], "evaluation_rounds": []}, {})
-
-
 def test_a_finished_run_without_checkpoints_is_not_thrown_away(make, settings, folder):
     train_in(folder, make(replace(settings, rounds=2, checkpoint_every=0)))
     assert not checkpoint_folder(folder).exists()
     with pytest.raises(PfedafmError, match="no checkpoint to resume from; --fresh"):
-        look(Task(settings, folder))
+        find_existing(Task(settings, folder))
     assert state(settings, folder, longer=True) == "again"
 
 
@@ -300,7 +295,7 @@ def test_the_number_of_rounds_is_part_of_fedkd(config):
 def test_a_folder_in_use_is_refused(settings, straight):
     more = replace(settings, rounds=ROUNDS + 1)
     with RunFolder(straight[1]).lock(), pytest.raises(PfedafmError, match="in use by another run"):
-        look(Task(more, straight[1]))
+        find_existing(Task(more, straight[1]))
     assert state(more, straight[1]) == "started"
 
 

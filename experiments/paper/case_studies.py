@@ -11,8 +11,8 @@ from paper.outcome import BEST, EVERYONE, PAPER, SCORES, Claim, Outcome, Table, 
 from paper.study import Found, Study, at
 from pfedafm_jax import figures, plots
 from pfedafm_jax.methods import find_method
-from pfedafm_jax.standing import Task
 from pfedafm_jax.tables import percent
+from pfedafm_jax.tasks import Task
 
 Means = dict[str, list[float]]  # method → best mean of participants in percent, at each point
 
@@ -62,7 +62,7 @@ def _rates(found: Mapping[str, Means]) -> list[Claim]:
 
 CLASSES = Axis(
     "Classes that a client sees",
-    "classes a client",
+    "classes per client",
     lambda study, dataset: study.scale.seen_classes[dataset],
     lambda point: {"variation": f"classes{point:g}", "classes_per_client": int(point)},
     _more_even,
@@ -99,7 +99,7 @@ def along_tasks(study: Study, axis: Axis) -> dict[tuple, Task]:
 
 
 def along(study: Study, found: Found, axis: Axis) -> Outcome:
-    """Accuracy of methods over an axis, a panel a dataset; bands are deviations over seeds."""
+    """Accuracy of methods over an axis, a panel per dataset; bands are deviations over seeds."""
     figure, [row_of_axes] = figures.panels(1, len(study.datasets), 5.0, 3.6)
     rows, every = [], {}
     for dataset, axes in zip(study.datasets, row_of_axes, strict=True):
@@ -114,12 +114,12 @@ def along(study: Study, found: Found, axis: Axis) -> Outcome:
                 rows += [shown] if one and not level else []
             means[method] = [outcome.mean(one) for one in runs]
             for score, dash, text in (
-                (BEST, "o-", "best of rounds"),
-                (EVERYONE, "o--", "all clients"),
+                (BEST, "-", "best of rounds"),
+                (EVERYONE, "--", "all clients"),
             ):
                 middle = np.array([outcome.mean(one, score) for one in runs])
                 width = np.array([100 * (outcome.score(one, score)[1] or 0.0) for one in runs])
-                axes.plot(points, middle, dash, color=colour, ms=3, label=f"{name}, {text}")
+                axes.plot(points, middle, f"o{dash}", color=colour, ms=3, label=f"{name}, {text}")
                 axes.fill_between(points, middle - width, middle + width, color=colour, alpha=0.2)
             stated = numbers.accuracy("hetero", method, study.scale.columns[-1], dataset)
             if axis is CLASSES and stated is not None:  # the first point is in Table 3
@@ -136,12 +136,6 @@ def along(study: Study, found: Found, axis: Axis) -> Outcome:
 
 
 # ------------------------------------------------------------------------------- the mix vector
-
-
-def own_tasks(study: Study) -> dict[tuple, Task]:
-    """pFedAFM as in Table 3, once a dataset."""
-    seed = study.one_seed[0]
-    return {(dataset, seed): study.task("pfedafm", dataset, seed) for dataset in study.datasets}
 
 
 def mix_mean(study: Study, found: Found) -> Outcome:
@@ -161,7 +155,7 @@ def mix_mean(study: Study, found: Found) -> Outcome:
             for name, seen in kinds.items():
                 first, last = (np.median([column[end] for column in seen]) for end in (0, -1))
                 count = np.mean([len(column) for column in seen])
-                shown = [f"{first:.3f}", f"{last:.3f}", f"{count:.1f}", f"{stated:g}"]
+                shown = [f"{first:.3f}", f"{last:.3f}", f"{round(count, 1):g}", f"{stated:g}"]
                 rows.append([label, name, *shown, str(len(mix))])
                 near = bool(abs(last - stated) < 0.25)  # in the end of the median client
         text = f"{label}: the mean of the mix vector comes close to {stated:g}."
@@ -178,11 +172,12 @@ Bar = tuple[float, float, list[str]]  # best and all clients in percent; cells o
 def ablation(
     study: Study,
     title: str,
+    column: str,
     names: Sequence[str],
     text: str,
     bars_of: Callable[[str], Mapping[str, Bar]],
 ) -> Outcome:
-    """Kinds of one thing beside one another, a group a dataset; the paper says that they rise."""
+    """Bars by name, a group per dataset, under `column` in the table; the paper says they rise."""
     figure, [[axes]] = figures.panels(1, 1, 6.5, 3.8)
     groups = {study.label(dataset): bars_of(dataset) for dataset in study.datasets}
     rows, claims = [], []
@@ -203,7 +198,7 @@ def ablation(
     axes.set(ylabel="test accuracy, %", title=title)
     axes.margins(y=0.12)
     figures.legend_below(figure)
-    return Outcome(title, [Table("", ("dataset", "kind", *SCORES), rows)], figure, claims)
+    return Outcome(title, [Table("", ("dataset", column, *SCORES), rows)], figure, claims)
 
 
 def parts(study: Study, found: Found) -> Outcome:
@@ -224,21 +219,18 @@ def parts(study: Study, found: Found) -> Outcome:
         return bars
 
     text = "accuracy rises from the small to the large to the mixed model."
-    return ablation(study, "Small, large and mixed model", list(names), text, bars_of)
+    return ablation(study, "Small, large and mixed model", "model", list(names), text, bars_of)
 
 
 KINDS = {"end to end": "end_to_end", "iterative": "iterative"}
 
 
 def training_tasks(study: Study) -> dict[tuple, Task]:
-    return {
-        (dataset, kind, seed): study.task(
-            "pfedafm", dataset, seed, variation=training, pfedafm={"training": training}
-        )
-        for dataset, (kind, training), seed in product(
-            study.datasets, KINDS.items(), study.one_seed
-        )
-    }
+    tasks = {}
+    for dataset, kind, seed in product(study.datasets, KINDS, study.one_seed):
+        changes = {"variation": KINDS[kind], "pfedafm": {"training": KINDS[kind]}}
+        tasks[dataset, kind, seed] = study.task("pfedafm", dataset, seed, **changes)
+    return tasks
 
 
 def training(study: Study, found: Found) -> Outcome:
@@ -252,4 +244,5 @@ def training(study: Study, found: Found) -> Outcome:
         }
 
     text = "iterative training is better than end to end."
-    return ablation(study, "End-to-end and iterative training", list(KINDS), text, bars_of)
+    title = "End-to-end and iterative training"
+    return ablation(study, title, "training", list(KINDS), text, bars_of)

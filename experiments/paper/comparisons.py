@@ -13,17 +13,16 @@ from pfedafm_jax import figures, plots
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.records import to_target
 from pfedafm_jax.results import Run
-from pfedafm_jax.standing import Task
 from pfedafm_jax.tables import human, percent
+from pfedafm_jax.tasks import Task
 
 
 def convergence_tasks(study: Study) -> dict[tuple, Task]:
-    seed = study.one_seed[0]
+    seed, methods = study.one_seed[0], study.chosen(study.scale.curves)
+    every = itertools.product(study.scale.columns, study.datasets, methods)
     return {
         (column, dataset, method, seed): study.task(method, dataset, seed, column=column)
-        for column in study.scale.columns
-        for dataset in study.datasets
-        for method in study.chosen(study.scale.curves)
+        for column, dataset, method in every
     }
 
 
@@ -64,17 +63,13 @@ def convergence(study: Study, found: Found) -> Outcome:
 
 
 def pair_tasks(study: Study, methods: Sequence[str] = ()) -> dict[tuple, Task]:
-    """pFedAFM and FedProto, or these methods, in the column with most clients."""
+    """The pair of the scale, or these methods, in the column with most clients; one seed."""
     chosen, seed = methods or study.chosen(study.scale.pair), study.one_seed[0]
     return {
         (dataset, method, seed): study.task(method, dataset, seed)
         for dataset in study.datasets
         for method in chosen
     }
-
-
-def all_tasks(study: Study) -> dict[tuple, Task]:
-    return pair_tasks(study, study.scale.methods)
 
 
 def individual(study: Study, found: Found) -> Outcome:
@@ -178,7 +173,7 @@ def cost(study: Study, found: Found) -> Outcome:
     ]
     notes = [
         "Floats and FLOPs of all participants of all rounds so far; FLOPs are those of the "
-        "algorithm (3 passes a training step, pFedAFM's frozen extractor 1)."
+        "algorithm (3 passes per training step, pFedAFM's frozen extractor 1)."
     ]
     title = "Cost until a target accuracy"
     return Outcome(title, [Table("", columns, rows)], figure, claims, notes)

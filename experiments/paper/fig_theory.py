@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from theory import WAYS, bound
 
-from pfedafm_jax.figures import BLUE, GREEN, GREY, ORANGE, whole_numbers
+from pfedafm_jax.figures import BLUE, GREEN, GREY, ORANGE, panels, whole_numbers
 
 PLACES = ("one step of gradient descent", "phase 1", "phase 2", "aggregation")  # what WAYS are
 SHADES = (BLUE, ORANGE, GREEN, GREY)
@@ -14,8 +14,7 @@ SHADES = (BLUE, ORANGE, GREEN, GREY)
 
 def figure(result: dict[str, Any]) -> Figure:
     """Theorem 2 by T; smoothness by round beside the learning rates; aggregation and the loss."""
-    drawn = Figure(figsize=(12.0, 5.2), layout="constrained")
-    left, middle, right = drawn.subplots(1, 3)
+    drawn, [[left, middle, right]] = panels(1, 3, 4.0, 5.2)
     T, average = np.array(result["T"], float), np.array(result["average"])
     left.loglog(T, result["by_round"], ".", color=BLUE, alpha=0.4, label="‖∇L‖² of a round")
     left.loglog(T, average, "o-", color=BLUE, markersize=3.5, label="its average up to T")
@@ -42,8 +41,6 @@ def figure(result: dict[str, Any]) -> Figure:
     right.plot([0, max(taken)], [0, max(taken)], "--", color=GREY, label="as Lemma 2 takes it")
     right.set(xlabel="η ‖θ − θ_k‖²", ylabel="change of the loss by aggregation", title="Lemma 2")
     for axes in (left, middle, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25, linewidth=0.6)
         axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     return drawn
 

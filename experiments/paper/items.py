@@ -14,7 +14,7 @@ from paper.outcome import Outcome, Table
 from paper.study import Found, Study
 from pfedafm_jax.files import write_atomically
 from pfedafm_jax.progress import console
-from pfedafm_jax.standing import Task
+from pfedafm_jax.tasks import Task
 
 Tasks = Callable[[Study], dict[tuple[Any, ...], Task]]
 
@@ -70,18 +70,20 @@ def _nothing(study: Study) -> dict[tuple[Any, ...], Task]:
 
 
 _P, _C = comparisons, case_studies
+_OURS = partial(_P.pair_tasks, methods=("pfedafm",))
 ITEMS = {
     "table1": Item("sizes of the five networks", _nothing, tables.model_sizes),
     "table2": _accuracy("homo", "all methods, one architecture"),
     "table3": _accuracy("hetero", "all methods, five architectures"),
     "fig-convergence": Item("accuracy by round", _P.convergence_tasks, _P.convergence),
-    "fig-individual": Item("each client, pFedAFM minus FedProto", _P.pair_tasks, _P.individual, _P.all_tasks),
+    "fig-individual": Item("each client, pFedAFM minus FedProto", _P.pair_tasks, _P.individual,
+                           lambda study: _P.pair_tasks(study, study.scale.methods)),
     "fig-cost": Item("rounds, floats and FLOPs to 90 % and 50 %", _P.pair_tasks, _P.cost),
     "fig-pathological": _along(_C.CLASSES),
     "fig-dirichlet": _along(_C.GAMMA),
     "fig-mix-lr": _along(_C.MIX_RATE),
-    "fig-mix-mean": Item("mean of the mix vector by round", _C.own_tasks, _C.mix_mean),
-    "fig-ablation-models": Item("small, large and mixed model", _C.own_tasks, _C.parts),
+    "fig-mix-mean": Item("mean of the mix vector by round", _OURS, _C.mix_mean),
+    "fig-ablation-models": Item("small, large and mixed model", _OURS, _C.parts),
     "fig-ablation-training": Item("end-to-end and iterative training", _C.training_tasks, _C.training),
     "fig-theory": Item("the assumptions and the bound in a run", _nothing, _theory),
 }  # fmt: skip

@@ -14,7 +14,7 @@ from pfedafm_jax.models import extractor_names, linear, register_extractor
 from pfedafm_jax.presets import PAPER_COLUMNS, paper_scale
 from pfedafm_jax.records import TARGET_ACCURACY
 from pfedafm_jax.results import Run
-from pfedafm_jax.standing import Task
+from pfedafm_jax.tasks import Task
 
 MINIATURE = "miniature"
 
@@ -160,9 +160,9 @@ class Study:
         method: str,
         dataset: str,
         seed: int = 0,
-        *,
         family: str = "hetero",
         column: int | None = None,
+        *,
         variation: str = "",
         **changes: Any,
     ) -> Task:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import product
 
 from matplotlib.figure import Figure
 
@@ -12,8 +13,8 @@ from pfedafm_jax import figures
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.models import describe
 from pfedafm_jax.results import Run
-from pfedafm_jax.standing import Task
 from pfedafm_jax.tables import percent
+from pfedafm_jax.tasks import Task
 
 Cell = tuple[int, str]  # N and dataset
 TITLES = {
@@ -54,14 +55,10 @@ def model_sizes(study: Study, found: Found) -> Outcome:
 def accuracy_tasks(study: Study, family: str) -> dict[tuple, Task]:
     """The runs of Table 2 (`homo`) or 3 (`hetero`) by N, dataset, method and seed."""
     methods = study.scale.homogeneous if family == "homo" else study.scale.methods
+    every = product(study.scale.columns, study.datasets, study.one_seed, study.chosen(methods))
     return {
-        (column, dataset, method, seed): study.task(
-            method, dataset, seed, family=family, column=column
-        )
-        for column in study.scale.columns
-        for dataset in study.datasets
-        for seed in study.one_seed
-        for method in study.chosen(methods)
+        (column, dataset, method, seed): study.task(method, dataset, seed, family, column)
+        for column, dataset, seed, method in every
     }
 
 
@@ -132,11 +129,9 @@ def _margin(
     runs: Mapping[str, Sequence[Run]], baselines: Sequence[str], stated: float | None
 ) -> str:
     others = [outcome.mean(runs[name]) for name in baselines if name != "pfedafm" and name in runs]
-    ours = (
-        f"{outcome.mean(runs['pfedafm']) - max(others):+.2f}"
-        if others and "pfedafm" in runs
-        else "–"
-    )
+    ours = "–"
+    if others and "pfedafm" in runs:
+        ours = f"{outcome.mean(runs['pfedafm']) - max(others):+.2f}"
     return f"{ours} ({'–' if stated is None else f'{stated:+.2f}'})"
 
 
@@ -146,7 +141,7 @@ def _accuracy_figure(
     labels: Sequence[str],
     methods: Sequence[str],
 ) -> Figure:
-    """A panel a cell: each method's accuracies here and in the paper on one line."""
+    """A panel per cell: each method's accuracies here and in the paper on one line."""
     columns = list(dict.fromkeys(column for column, _ in cells))
     datasets = list(dict.fromkeys(dataset for _, dataset in cells))
     height = max(3.0, 0.9 + 0.34 * len(methods))

@@ -3,13 +3,13 @@
 from pfedafm_jax import cli
 from pfedafm_jax.run import run_all
 from pfedafm_jax.signals import Signals
-from pfedafm_jax.standing import Task, look
+from pfedafm_jax.tasks import Task, find_existing
 
 
 def main(argv: list[str]) -> int:
     config, options = cli.parse(argv, "run", __doc__ or "")
     with Signals() as signals:
         shared = options.start(config.devices)
-        task = look(Task(config, options.run_dir), fresh=options.more.fresh)
+        task = find_existing(Task(config, options.run_dir), fresh=options.more.fresh)
         run_all([task], signals=signals, **shared)
     return 0

@@ -16,7 +16,7 @@ from pfedafm_jax.records import RunFolder
 from pfedafm_jax.run import run_all
 from pfedafm_jax.settings import bad
 from pfedafm_jax.signals import Signals
-from pfedafm_jax.standing import Task, look
+from pfedafm_jax.tasks import Task, find_existing
 
 
 def main(argv: list[str]) -> int:
@@ -55,7 +55,7 @@ def serve(argv: list[str], link: Any = None) -> None:
     flower = needed("flower")
     with Signals() as signals, contextlib.ExitStack() as open_:
         shared = options.start(1)
-        task = look(Task(config, options.run_dir), fresh=more.fresh)
+        task = find_existing(Task(config, options.run_dir), fresh=more.fresh)
         nodes = federation = None
         if task.state != "done":
             with RunFolder(options.run_dir).lock():

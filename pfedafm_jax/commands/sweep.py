@@ -30,8 +30,8 @@ from pfedafm_jax.results import Run
 from pfedafm_jax.run import run_all
 from pfedafm_jax.settings import bad
 from pfedafm_jax.signals import Signals
-from pfedafm_jax.standing import Task, look
 from pfedafm_jax.tables import markdown, mean_and_deviation, percent
+from pfedafm_jax.tasks import Task, find_existing
 
 HELD_OUT = 0.1  # fraction of each client's training data, by default
 PAPER_GRID = {
@@ -180,27 +180,21 @@ def main(argv: list[str]) -> int:
     base = options.run_dir if more.run_dir else Path("runs") / f"sweep-{options.name}"
     held_out = given.validation_fraction or HELD_OUT
     config = replace(given, validation_fraction=held_out, eval_every=given.rounds)
-    pairs = list(itertools.product(points(grid), seeds))
-    tasks = [
-        Task(
-            replace(updated(config, point), seed=seed).check(), base / label(point) / f"seed{seed}"
-        )
-        for point, seed in pairs
-    ]
+    tasks = []
+    for point, seed in itertools.product(points(grid), seeds):
+        own = replace(updated(config, point), seed=seed).check()
+        tasks.append(Task(own, base / label(point) / f"seed{seed}"))
     shared = options.start(config.devices)
     check_writable(base)
-    tasks = [look(task, fresh=more.fresh, longer=True) for task in tasks]
+    tasks = [find_existing(task, fresh=more.fresh, longer=True) for task in tasks]
     axes = ", ".join(f"{name} ({len(values)})" for name, values in grid.items())
     console.print(f"{find_method(config.method).title} on {config.dataset}: {axes}", style="bold")
     console.print(f"{len(tasks)} runs, {sum(one.state == 'done' for one in tasks)} of them done")
     with Signals() as signals:
         drop = more.drop_checkpoints
         shared |= {"split_of": validation_split, "drop_checkpoints": drop, "signals": signals}
-        runs = run_all(tasks, **shared)
-    scores = [
-        scored(point, runs[place * len(seeds) : (place + 1) * len(seeds)])
-        for place, point in enumerate(points(grid))
-    ]
+        runs = iter(run_all(tasks, **shared))
+    scores = [scored(point, list(itertools.islice(runs, len(seeds)))) for point in points(grid)]
     named = ", ".join(map(str, seeds))
     part = f"{100 * held_out:g} % of each client's training data, seeds {named}"
     write(base, given, ranked(scores), f"Evaluated on {part}, by\n\n    {options.command}")

@@ -71,7 +71,7 @@ class Cifar:
     class_names: tuple[str, ...]
 
     @property
-    def forms(self) -> tuple[Archive, Archive]:
+    def archives(self) -> tuple[Archive, Archive]:
         """The two official downloads."""
         return self.python, self.binary
 
@@ -165,20 +165,20 @@ def check_sums(cifar: Cifar, arrays: Arrays, source: str) -> None:
 def read_official(cifar: Cifar, path: Path) -> Arrays:
     """The four arrays from an official .tar.gz archive, or from the folder it unpacks to."""
     if path.is_dir():
-        form = next(f for f in cifar.forms if any((path / name).is_file() for name in f.files))
-        content = {name: read_regular(path / name) for name in form.files}
+        found = next(a for a in cifar.archives if any((path / name).is_file() for name in a.files))
+        content = {name: read_regular(path / name) for name in found.files}
         place = f"{path}/"
     else:
         what = f"an official archive of {cifar.name} ({cifar.python.file} or {cifar.binary.file})"
-        members = read_tar(path, what, *(form.members for form in cifar.forms))
-        form = next(form for form in cifar.forms if form.members[0] in members)
+        members = read_tar(path, what, *(one.members for one in cifar.archives))
+        found = next(one for one in cifar.archives if one.members[0] in members)
         content = {name.rsplit("/", 1)[1]: data for name, data in members.items()}
-        place = f"{path}: {form.folder}/"
-    read = _from_pickle if form is cifar.python else _from_binary
+        place = f"{path}: {found.folder}/"
+    read = _from_pickle if found is cifar.python else _from_binary
     parts: list[np.ndarray] = []
-    for files in (form.train_files, form.test_files):
-        found = [read(cifar, content[name], place + name) for name in files]
-        parts += [np.concatenate(arrays) for arrays in zip(*found, strict=True)]
+    for files in (found.train_files, found.test_files):
+        arrays = [read(cifar, content[name], place + name) for name in files]
+        parts += map(np.concatenate, zip(*arrays, strict=True))
     return Arrays(*parts)
 
 

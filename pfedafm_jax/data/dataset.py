@@ -3,7 +3,7 @@
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from pfedafm_jax.data.cifar import CIFARS, Arrays, sums_of
-from pfedafm_jax.data.folders import FOLDER, KINDS, LEAF, TFDS, read_folder, read_npz
+from pfedafm_jax.data.folders import FOLDER, LEAF, PREFIXES, TFDS, read_folder, read_npz
 from pfedafm_jax.data.leaf import read_leaf
 from pfedafm_jax.data.sources import obtain
 from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.data.tfds import read_tfds
 from pfedafm_jax.data.values import class_labels, kept, standardised, statistics
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.files import default_cache_dir
+from pfedafm_jax.files import Log, default_cache_dir
 from pfedafm_jax.settings import bad, known
 
 DATASETS = ("cifar10", "cifar100", "synthetic")
@@ -63,7 +63,7 @@ class Dataset:
         return str(self.images.dtype)
 
     @property
-    def form(self) -> str:
+    def description(self) -> str:
         """What a sample is, for people."""
         what = {"uint8": "pixels", "float32": "normalised features"}.get(self.dtype)
         what = what or f"token ids up to {self.images.max()}"
@@ -90,7 +90,7 @@ def load_dataset(
     seed: int = 0,
     image_size: int = 0,
     offline: bool = False,
-    log: Callable[[str], None] | None = None,
+    log: Log | None = None,
 ) -> Dataset:
     """Get `cifar10`, `cifar100`, `synthetic`, or data of your own: `folder:PATH`, `leaf:PATH`,
     `npz:PATH`, `tfds:NAME`.
@@ -122,10 +122,7 @@ def load_dataset(
             readers = {FOLDER: read_folder, LEAF: read_leaf}
             found = readers[kind](path, image_size) if kind in readers else read_npz(path)
         about = found._asdict()
-        dataset = dataset_from_arrays(name, *about.pop("arrays"), **about)
-        if dataset.num_classes < 2:
-            raise PfedafmError(f"dataset {name!r} has one class only; two or more are needed")
-        return dataset
+        return dataset_from_arrays(name, *about.pop("arrays"), **about)
     if name == "synthetic":
         arrays = make_synthetic(num_classes, num_samples, seed)
         source = f"synthetic: {num_samples} images of {num_classes} classes, seed {seed}"
@@ -141,7 +138,7 @@ def load_dataset(
 def check_name(name: str) -> None:
     """Raises if there is no dataset of this name; loads nothing."""
     kind, _, rest = str(name).partition(":")
-    if name not in DATASETS and not (rest and kind in KINDS):
+    if name not in DATASETS and not (rest and kind in PREFIXES):
         own = "or your own: folder:PATH, leaf:PATH, npz:PATH, tfds:NAME"
         raise bad("dataset", name, f"{known(str(name).lower(), DATASETS)}, {own}")
 
@@ -216,16 +213,15 @@ def dataset_from_arrays(
     sums = sums_of(arrays)
     train, test = (standardised(part, mean, std) for part in arrays[::2])
     arrays = arrays._replace(train_images=train, test_images=test)
-    if users is None:
-        return _assemble(name, arrays, names, mean, std, source, (*sums, *given))
-    users, count = np.asarray(users), len(arrays.train_images) + len(arrays.test_images)
-    if users.shape != (count,) or users.dtype.kind not in "iuSU":
-        found = f"users is {users.dtype} {users.shape}"
-        raise PfedafmError(f"dataset {name!r}: {found}; accepted: {count} numbers or names")
-    numbers = np.unique(users, return_inverse=True)[1].astype(np.int32)
-    given.append(f"users {hashlib.sha256(numbers.tobytes()).hexdigest()}")
+    if users is not None:
+        users, count = np.asarray(users), len(train) + len(test)
+        if users.shape != (count,) or users.dtype.kind not in "iuSU":
+            found = f"users is {users.dtype} {users.shape}"
+            raise PfedafmError(f"dataset {name!r}: {found}; accepted: {count} numbers or names")
+        users = np.unique(users, return_inverse=True)[1].astype(np.int32)
+        given.append(f"users {hashlib.sha256(users.tobytes()).hexdigest()}")
     made = _assemble(name, arrays, names, mean, std, source, (*sums, *given))
-    return replace(made, users=numbers)
+    return replace(made, users=users)
 
 
 def _assemble(

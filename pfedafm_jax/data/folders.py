@@ -11,7 +11,7 @@ from pfedafm_jax.data.cifar import Arrays
 from pfedafm_jax.errors import PfedafmError, naming
 from pfedafm_jax.files import reading
 
-FOLDER, LEAF, NPZ, TFDS = KINDS = ("folder", "leaf", "npz", "tfds")  # prefixes of dataset names
+FOLDER, LEAF, NPZ, TFDS = PREFIXES = ("folder", "leaf", "npz", "tfds")  # prefixes of dataset names
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 # Other formats may run external programs to be decoded.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
@@ -64,7 +64,7 @@ def read_npz(path: Path) -> Found:
 
 
 def read_own(source: str, classes: Sequence[str], image_size: int = 0) -> Arrays:
-    """One client's own images and labels, from a `.npz` file or a folder a class, for a run with
+    """One client's own images and labels, from a `.npz` file or a folder per class, for a run with
     these classes; those of a folder are found by their names."""
     path = Path(source.removeprefix(f"{NPZ}:").removeprefix(f"{FOLDER}:")).expanduser()
     if not path.is_dir():
@@ -118,8 +118,6 @@ def read_folder(path: Path, image_size: int = 0) -> Found:
     if empty:
         accepted = f"accepted are files that end in {', '.join(SUFFIXES)}"
         raise PfedafmError(f"{path}: class {classes[min(empty)]} has no images; {accepted}")
-    if len(classes) == 1:
-        raise PfedafmError(f"{path} has one class only ({classes[0]}); two or more are needed")
     images = same_shape(((str(file), opened(file)) for file, _, _ in rows), image_size)
     arrays = Arrays(images[:cut], numbers[:cut], images[cut:], numbers[cut:])
     source = f"{path}: {count_of(cut, len(images) - cut)} of {len(classes)} classes"
@@ -164,7 +162,7 @@ def opened(path: Path) -> Image.Image:
     with what, reading(path) as file, Image.open(file, formats=FORMATS) as image:
         if _drops_bits(image):
             found = f"{path} has colours of more than 8 bits ({image.mode})"
-            raise PfedafmError(f"{found}; accepted: 8 bits a channel, or grey images")
+            raise PfedafmError(f"{found}; accepted: 8 bits per channel, or grey images")
         return ImageOps.exif_transpose(image)  # cameras store rotated images
 
 
@@ -172,10 +170,10 @@ def _drops_bits(image: Image.Image) -> bool:
     """Whether an image has more than 8 bits per channel; Pillow would drop the lower ones."""
     if image.mode[0] in DEEP_MODES:
         return False
-    for codec, _, _, told in getattr(image, "tile", ()):  # what the decoder is told of the bits
-        if codec.startswith("ppm") and isinstance(told, tuple) and told[-1] > 255:
+    for codec, _, _, arguments in getattr(image, "tile", ()):  # the decoder's, with the bits
+        if codec.startswith("ppm") and isinstance(arguments, tuple) and arguments[-1] > 255:
             return True
-        if ";16" in str(told):
+        if ";16" in str(arguments):
             return True
     return False
 

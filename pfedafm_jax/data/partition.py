@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -17,9 +18,9 @@ from pfedafm_jax.errors import PfedafmError, naming
 from pfedafm_jax.files import reading, write_atomically
 from pfedafm_jax.settings import bad
 
-KINDS = ("pathological", "dirichlet", "iid", "natural")
+PARTITIONS = ("pathological", "dirichlet", "iid", "natural")
+Protocol = Literal["paper", "authors"]
 PARTS = ("train", "test", "validation")
-PROTOCOLS = ("paper", "authors")
 AUTHORS_TRAIN_SHARE = 4 / 5  # the released code keeps 40 000 of the 50 000 official training images
 
 
@@ -169,10 +170,10 @@ def make_partition(
         raise PfedafmError(f"{found}; accepted are integers [num], 0 or more")
     num_classes = int(labels.max()) + 1 if num_classes is None else num_classes
     larger = f"more than the largest label, {labels.max()}"
-    there = f"{num}, the images there are"
+    there, protocols = f"{num}, the images there are", get_args(Protocol)
     for name, value, fine, accepted in (
-        ("kind", kind, kind in KINDS, ", ".join(KINDS)),
-        ("protocol", protocol, protocol in PROTOCOLS, ", ".join(PROTOCOLS)),
+        ("kind", kind, kind in PARTITIONS, ", ".join(PARTITIONS)),
+        ("protocol", protocol, protocol in protocols, ", ".join(protocols)),
         ("seed", seed, seed >= 0, "0 or more"),
         ("num_train", num_train, 0 <= num_train <= num, f"0 to {there}"),
         ("num_clients", num_clients, 1 <= num_clients <= num, f"1 to {there}"),
@@ -186,15 +187,16 @@ def make_partition(
     streams = map(np.random.PCG64, np.random.SeedSequence(seed).spawn(5))
     share_rng, keep_rng, order_rng, cut_rng, validation_rng = map(np.random.Generator, streams)
 
-    told = {
-        "pathological": f"{classes_per_client} of {num_classes} classes a client",
+    descriptions = {
+        "pathological": f"{classes_per_client} of {num_classes} classes per client",
         "dirichlet": f"Dirichlet({gamma:g})",
-        "iid": "an even share of every class a client",
+        "iid": "an even share of every class per client",
         "natural": "the data's own users",
     }
     own = kind == "natural" and protocol == "authors"
-    about = f"{told[kind]}, {'their own test images' if own else f'{protocol} protocol'}"
-    # A pool is dealt as a whole; of `least` every client needs so that no part of its is empty.
+    about = f"{descriptions[kind]}, {'their own test images' if own else f'{protocol} protocol'}"
+    # Pools are split separately; every client needs at least `least[i]` images of pool i, so that
+    # none of its parts is empty.
     held_out = 1 if validation_fraction > 0 else 0
     if protocol == "paper":
         pools, least = [np.arange(len(labels))], [2 + held_out]

@@ -16,10 +16,8 @@ import numpy as np
 
 from pfedafm_jax.data import npm, tfds
 from pfedafm_jax.data.cifar import HOMEPAGE, Arrays, Cifar, check_sums, read_official
-from pfedafm_jax.errors import PfedafmError, naming
-from pfedafm_jax.files import read_bytes, reading, write_atomically
-
-Log = Callable[[str], None]
+from pfedafm_jax.errors import PfedafmError, naming, reason
+from pfedafm_jax.files import Log, read_bytes, reading, write_atomically
 
 
 def obtain(
@@ -46,14 +44,14 @@ def from_data_dir(cifar: Cifar, data_dir: Path) -> tuple[Arrays, str]:
     prepared = tfds.find_prepared(cifar.name, data_dir)
     if prepared is not None:
         return tfds.read_cifar(cifar, prepared), f"the TFDS folder {prepared}"
-    for folder in [data_dir / form.folder for form in cifar.forms] + [data_dir]:
+    for folder in [data_dir / archive.folder for archive in cifar.archives] + [data_dir]:
         # One file is enough to recognise it by; the reader then names those that are missing.
-        if any((folder / file).is_file() for form in cifar.forms for file in form.files):
+        if any((folder / file).is_file() for archive in cifar.archives for file in archive.files):
             return read_official(cifar, folder), f"the official folder {folder}"
-    for path in [data_dir] + [data_dir / form.file for form in cifar.forms]:
+    for path in [data_dir] + [data_dir / archive.file for archive in cifar.archives]:
         if path.is_file():
             return read_official(cifar, path), f"the official archive {path}"
-    python, binary = cifar.forms
+    python, binary = cifar.archives
     found = f"holds no copy of {cifar.name}" if data_dir.exists() else "does not exist"
     raise PfedafmError(
         f"data_dir {data_dir} {found}. Looked for a prepared TFDS folder "
@@ -86,9 +84,9 @@ def _fetch(cifar: Cifar, offline: bool, log: Log) -> tuple[Arrays, str]:
         except PfedafmError as error:
             tried.append(f"{source}: {error}")
             log(f"{cifar.name}: {tried[-1]}")
-    where = "is not on this machine" if offline else "could not be had from anywhere"
+    where = "is not on this machine" if offline else "could not be obtained"
     tried = tried or ["not in the cache, and downloading is switched off (offline)"]
-    files = [f"{one.file}  {one.num_bytes} bytes, sha256 {one.sha256}" for one in cifar.forms]
+    files = [f"{one.file}  {one.num_bytes} bytes, sha256 {one.sha256}" for one in cifar.archives]
     lines = [
         f"{cifar.name} {where}:",
         *(f"  {line}" for line in tried),
@@ -116,8 +114,8 @@ def store(cifar: Cifar, arrays: Arrays, source: str, cache_dir: Path, log: Log) 
         write_atomically(cache_dir / f"{cifar.name}.json", note)
         write_atomically(cache_dir / f"{cifar.name}.npz", lambda file: np.savez(file, **data))
     except OSError as error:
-        reason = f"{cache_dir} cannot be written to ({error.strerror or error})"
-        log(f"warning: {cifar.name} is not cached, {reason}")
+        why = f"{cache_dir} cannot be written to ({reason(error)})"
+        log(f"warning: {cifar.name} is not cached, {why}")
 
 
 def load(cifar: Cifar, cache_dir: Path, log: Log) -> tuple[Arrays, str] | None:
@@ -135,8 +133,8 @@ def load(cifar: Cifar, cache_dir: Path, log: Log) -> tuple[Arrays, str] | None:
         return None
     except Exception as error:  # zipfile and numpy raise many types on damaged input
         changed = isinstance(error, PfedafmError)
-        reason = "contents changed" if changed else f"{type(error).__name__}: {error}"
-        log(f"the cached copy {path} is damaged ({reason}); removing it and fetching again")
+        why = "contents changed" if changed else f"{type(error).__name__}: {error}"
+        log(f"the cached copy {path} is damaged ({why}); removing it and fetching again")
         with contextlib.suppress(OSError):  # in a read-only folder it is found again
             path.unlink(missing_ok=True)
         return None

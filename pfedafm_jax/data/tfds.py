@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,9 +23,8 @@ from PIL import Image
 from pfedafm_jax.data.cifar import IMAGE_BYTES, IMAGE_SIZE, Arrays, Cifar, read_tar
 from pfedafm_jax.data.folders import Found, same_shape
 from pfedafm_jax.errors import PfedafmError, naming
-from pfedafm_jax.files import read_bytes, reading
+from pfedafm_jax.files import Log, read_bytes, reading
 
-Log = Callable[[str], None]
 REACH_SECONDS = 6.0
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pfedafm_jax.config import Config
 from pfedafm_jax.data import dataset_from_arrays, load_dataset
 from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.errors import PfedafmError
@@ -96,7 +97,6 @@ def spoil(path: Path, how: str) -> None:
     [
         ("empty", "class a has no images"),
         ("damaged", r"b.0\.png is not a readable image"),
-        ("one", r"one class only \(a\)"),
         ("deep", r"a.0\.png is 8x6, .*b.1\.png is 8x6 with more than 8 bits"),
         ("deep colours", r"b.1\.ppm has colours of more than 8 bits"),
         ("program", r"b.1\.png is not a readable image"),
@@ -108,6 +108,13 @@ def test_folders_that_cannot_be_used_are_named(how, said, tmp_path):
     spoil(tmp_path / "data", how)
     with pytest.raises(PfedafmError, match=said):
         load_dataset(f"folder:{tmp_path / 'data'}")
+
+
+def test_a_run_needs_two_classes_or_more(tmp_path):
+    spoil(tmp_path / "data", "one")
+    config = Config(dataset=f"folder:{tmp_path / 'data'}")
+    with pytest.raises(PfedafmError, match=r"dataset = 'folder:.*one class only"):
+        config.check(load_dataset(config.dataset))
 
 
 def test_arrays_in_a_file_under_three_sets_of_names(tmp_path):
@@ -132,7 +139,6 @@ def test_arrays_in_a_file_under_three_sets_of_names(tmp_path):
     ("content", "said"),
     [
         ({"labels": np.arange(60) % 3 + 1}, "no image has label 0; accepted: 0 to 2"),
-        ({"labels": np.zeros(60, int)}, "one class only"),
         ({"labels": np.arange(59) % 3}, "60 integers, one per image"),
         ({"images": np.zeros((60, 4), "U1")}, "train_images is <U1"),
         ({"images": np.array(3, np.uint8)}, r"train_images is uint8 \(1,\)"),

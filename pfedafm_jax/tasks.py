@@ -1,6 +1,6 @@
 """What exists of a run and what is left to do, determined once before any work."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +10,7 @@ import jax
 from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.config import Config
 from pfedafm_jax.errors import START_OVER, PfedafmError
+from pfedafm_jax.files import Log
 from pfedafm_jax.progress import console
 from pfedafm_jax.records import RunFolder, check_writable
 from pfedafm_jax.results import NOT_IN_RESULTS, Damaged, Run, flat, read_run
@@ -20,7 +21,7 @@ ELSEWHERE = f"{START_OVER}, another --run-dir leaves it as it is"
 
 @dataclass(frozen=True)
 class Task:
-    """A run to do, and what `look` found of it in its folder.
+    """A run to do, and what `find_existing` found of it in its folder.
 
     `again`: it starts over, whatever exists. Without a folder everything stays in memory.
     """
@@ -43,12 +44,8 @@ def checkpoint_folder(run_dir: str | Path) -> Path:
     return place / "checkpoints"
 
 
-def look(
-    task: Task,
-    *,
-    fresh: bool = False,
-    longer: bool = False,
-    log: Callable[[str], None] = console.print,
+def find_existing(
+    task: Task, *, fresh: bool = False, longer: bool = False, log: Log = console.print
 ) -> Task:
     """The task, completed by what exists of it; raises early if its folder cannot be used.
 
@@ -89,7 +86,7 @@ def look(
     return task
 
 
-def _read(place: Path, saved: bool, log: Callable[[str], None]) -> Run | None:
+def _read(place: Path, saved: bool, log: Log) -> Run | None:
     """The run in a folder; None if there is none, or if checkpoints replace its damaged files."""
     if not (place / "config.json").exists():
         return None
@@ -108,9 +105,7 @@ def differences(stored: Mapping[str, Any], config: Config) -> list[str]:
     """Settings in which a stored run differs, `setting: stored → asked`; empty: it is the same."""
     usual = flat(Config(method=config.method).as_dict())  # defaults, for settings added since
     before, after = usual | flat(stored), flat(config.as_dict())
-    free = set(NOT_IN_RESULTS)
-    if getattr(config, config.method).length_matters:
-        free.discard("rounds")
+    free = NOT_IN_RESULTS - ({"rounds"} if getattr(config, config.method).length_matters else set())
     found = []
     for name in dict.fromkeys([*after, *before]):
         of_another_method = "." in name and not name.startswith(f"{config.method}.")
