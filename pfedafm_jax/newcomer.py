@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from pfedafm_jax.alone import alone
 from pfedafm_jax.data.pictures import read_pictures
 from pfedafm_jax.data.values import class_labels, standardised
 from pfedafm_jax.engine.state import client_start
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.settings import bad
+from pfedafm_jax.single_client import SingleClient
 from pfedafm_jax.trained import TrainedClient, TrainedRun
 from pfedafm_jax.training import table_width
 
@@ -71,7 +71,7 @@ def join(
     state = client_start(method, key, len(method.architectures) + number, network)
     # Padded, so that newcomers of similar size share one program.
     padding = table_width([most]) - len(pixels)
-    client = alone(
+    client = SingleClient.of(
         method,
         network,
         seed=config.seed,

@@ -130,7 +130,7 @@ def drive(
         if why := can_go_together([one.programs for one in experiments]):
             raise PfedafmError(f"--together: {why}")
         for one in experiments:
-            one.programs = replace(one.programs, stages=together.OWN)
+            one.programs = replace(one.programs, only=together.CALLED_BY_EACH_RUN)
     runs: list[tuple[Experiment, Steps]] = []
     for one, task in zip(experiments, tasks, strict=True):
         own = [copy.copy(observer) for observer in observers] if runs else observers

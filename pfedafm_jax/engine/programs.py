@@ -14,7 +14,7 @@ from pfedafm_jax.data import NORMALISATION, Dataset, Partition
 from pfedafm_jax.engine.compile import Compiled, Form, compiled, shapes_of
 from pfedafm_jax.engine.devices import Devices
 from pfedafm_jax.engine.processes import Processes
-from pfedafm_jax.engine.rows import Buffers
+from pfedafm_jax.engine.transfers import Buffers
 from pfedafm_jax.engine.visit import Common
 from pfedafm_jax.methods import make_method
 from pfedafm_jax.methods.base import Cost, Method, Server
@@ -40,7 +40,7 @@ class Programs:
             with zeros.
         lockstep: whether a device trains all its clients at once, see `compile.py`.
         runs: the number of runs whose clients these are, see `together.py`.
-        stages: names of the programs to compile; empty: all.
+        only: names of the programs to compile; empty: all.
     """
 
     config: Config
@@ -61,7 +61,7 @@ class Programs:
     test_rows: np.ndarray
     lockstep: bool
     runs: int = 1
-    stages: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
 
     @property
     def form(self) -> Form:
@@ -79,7 +79,7 @@ class Programs:
             precision=self.config.precision,
             kernels=str(kernels.implementation()),
             runs=self.runs,
-            stages=self.stages,
+            only=self.only,
         )
 
     @cached_property
