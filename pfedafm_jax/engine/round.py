@@ -79,10 +79,10 @@ def run_round(
     entries = {k: (weights[k], rank) for run in runs for rank, k in enumerate(run)}
     state, mine = _fetched(programs, state, order)
     reports: Reports = {client: {} for client in mine}
-    totals = [_train(programs, state, t, mine, entries, reports)]
+    totals = [_train(programs, state, t, {k: entries[k] for k in mine}, reports)]
     if programs.method.shared_parts:
-        entries = {client: entries[client] for client in mine if reports[client]["finite"]}
-        totals.append(_train_shared(programs, state, t, entries, reports))
+        finite = {k: entries[k] for k in mine if reports[k]["finite"]}
+        totals.append(_train(programs, state, t, finite, reports, shared_stage=True))
     state = aggregate(programs, state, t, runs, totals)
     return state, RoundResult(np.array(order, int), _collected(programs, order, reports), dropped)
 
@@ -121,65 +121,56 @@ def _train(
     programs: Programs,
     state: State,
     t: int | np.ndarray,
-    clients: list[int],
     entries: Entries,
     reports: Reports,
+    shared_stage: bool = False,
 ) -> Totals:
-    """Trains and evaluates these clients.
+    """Trains the clients in `entries` and evaluates them; or the stage that all architectures share.
 
     Returns:
         The sums for the average. States go to the store, reports to `reports`.
     """
     compiled, common = programs.compiled, programs.common(state.server, t)
-    totals = compiled.zeros[0]
-    pending: list[tuple[Call, Tree, Tree]] = []
-    for call in calls_of(programs, clients, programs.num_train):
+    stage: Any = (compiled.shared,) if shared_stage else compiled.train
+    totals, nothing, pending = compiled.zeros[int(shared_stage)], Totals({}, {}), []
+    for call in calls_of(programs, list(entries), programs.num_train, shared_stage):
         slots = _slots(programs, call, entries)
-        states = _states(programs, state, call)
-        worked: Worked = compiled.train[call.kind](common, totals, states, slots, call.trips)
+        states = _states(programs, state, call, shared_stage)
+        worked: Worked = stage[call.kind](common, totals, states, slots, call.trips)
         totals, info = worked.totals, worked.info
         # `work` has evaluated clients whose update has a `view`; the others are evaluated here, with
         # the broadcast that they received.
-        if not any(name.startswith("accuracy/") for name in info):
-            evaluate, nothing = compiled.evaluate[call.kind], Totals({}, {})
+        if not shared_stage and not any(name.startswith("accuracy/") for name in info):
+            evaluate = compiled.evaluate[call.kind]
             info = {**info, **evaluate(common, nothing, worked.state, slots, call.trips).info}
         pending.append((call, worked.state, info))
         # In lockstep at most two calls are in progress: one computes while the next is copied.
         while programs.lockstep and len(pending) > 1:
-            _finish(programs, state, reports, *pending.pop(0))
+            _finish(programs, state, reports, shared_stage, *pending.pop(0))
     for done in pending:
-        _finish(programs, state, reports, *done)
+        _finish(programs, state, reports, shared_stage, *done)
     return totals
 
 
 def _finish(
-    programs: Programs, state: State, reports: Reports, call: Call, states: Tree, info: Tree
+    programs: Programs,
+    state: State,
+    reports: Reports,
+    shared_stage: bool,
+    call: Call,
+    states: Tree,
+    info: Tree,
 ) -> None:
     """Stores the new states and the reports of a call's clients."""
-    if programs.lockstep:
+    if not shared_stage and programs.lockstep:
         programs.buffers.save(call, states, state.store)
-    else:
+    elif not shared_stage:
         for client, own in _each(call, states):
             state.store.write(client, own)
+    elif PRIVATE_STATISTICS in states:  # the only part that this stage changes
+        for client, own in _each(call, {PRIVATE_STATISTICS: states[PRIVATE_STATISTICS]}):
+            state.store.write(client, {**state.store.state(client), **own})
     _report(call, info, reports)
-
-
-def _train_shared(
-    programs: Programs, state: State, t: int | np.ndarray, entries: Entries, reports: Reports
-) -> Totals:
-    """The stage that all architectures share, for the clients in `entries`."""
-    compiled, common = programs.compiled, programs.common(state.server, t)
-    assert compiled.shared is not None
-    totals = compiled.zeros[1]
-    for call in calls_of(programs, list(entries), programs.num_train, shared_stage=True):
-        states, slots = _states(programs, state, call, True), _slots(programs, call, entries)
-        worked = compiled.shared(common, totals, states, slots, call.trips)
-        totals = worked.totals
-        if PRIVATE_STATISTICS in worked.state:  # the clients' own statistics, see `statistics.py`
-            for client, own in _each(call, {PRIVATE_STATISTICS: worked.state[PRIVATE_STATISTICS]}):
-                state.store.write(client, {**state.store.state(client), **own})
-        _report(call, worked.info, reports)
-    return totals
 
 
 def aggregate(
