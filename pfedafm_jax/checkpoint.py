@@ -31,6 +31,7 @@ from pfedafm_jax.engine import Processes, State
 from pfedafm_jax.engine.processes import lost_process
 from pfedafm_jax.errors import START_OVER, PfedafmError, storage_error
 from pfedafm_jax.files import write_atomically
+from pfedafm_jax.pytrees import by_path, num_bytes
 
 BLOCK_BYTES = 2**30  # clients are copied and written in blocks of this size
 
@@ -201,13 +202,13 @@ class Checkpoints:
         manifest = {"format": files.FORMAT, "round": number, "score": score, **self.identity}
         manifest |= {"parts": list(self.chain.parts), "processes": self._count}
         blocks = self._blocks(clients, state)
-        num_bytes = int(store.row_bytes[store.groups[clients]].sum())
-        if num_bytes <= BLOCK_BYTES:
+        client_bytes = int(store.row_bytes[store.groups[clients]].sum())
+        if client_bytes <= BLOCK_BYTES:
             blocks = list(blocks)
-        self._pending = self._pool.submit(self._write, manifest, blocks, run, num_bytes)
+        self._pending = self._pool.submit(self._write, manifest, blocks, run, client_bytes)
         # States too large to copy are read while they are written. With several processes, Orbax
         # synchronizes them as rounds do, and the two must not overlap.
-        if num_bytes > BLOCK_BYTES or self._processes:
+        if client_bytes > BLOCK_BYTES or self._processes:
             self.wait()
         else:
             self.seconds += time.perf_counter() - start
@@ -222,13 +223,15 @@ class Checkpoints:
                 members = block[store.groups[block] == group]
                 if self._processes:
                     members = self._processes.own_rows(members, state.home[members])
-                states = files.filled(files.by_path(store.read(int(group), members)))
+                states = files.filled(by_path(store.read(int(group), members)))
                 rows = {"clients": members, "states": states}
                 join = self._processes.joined if self._processes else np.asarray
                 tree[str(group)] = jax.tree.map(join, rows)
             yield tree
 
-    def _write(self, manifest: Manifest, blocks: Iterable[Tree], run: Tree, num_bytes: int) -> None:
+    def _write(
+        self, manifest: Manifest, blocks: Iterable[Tree], run: Tree, client_bytes: int
+    ) -> None:
         start, number = time.perf_counter(), manifest["round"]
         folder = self.folder / name_of(number)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -238,9 +241,7 @@ class Checkpoints:
             for left in (*self.folder.glob(".*.tmp"), *self.folder.glob(".space.*")):
                 left.unlink(missing_ok=True)
         try:
-            files.reserve(
-                self.folder, num_bytes + sum(leaf.nbytes for leaf in jax.tree.leaves(run))
-            )
+            files.reserve(self.folder, client_bytes + num_bytes(run))
             for block, tree in enumerate(blocks):
                 files.write_tree(folder / "clients" / str(block), tree)
             files.write_tree(folder / "run", run)

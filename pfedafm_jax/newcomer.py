@@ -9,7 +9,7 @@ import numpy as np
 
 from pfedafm_jax.data.pictures import read_pictures
 from pfedafm_jax.data.values import class_labels, standardised
-from pfedafm_jax.engine.state import client_start
+from pfedafm_jax.engine.state import client_start, start_number
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.settings import bad
 from pfedafm_jax.single_client import SingleClient
@@ -68,7 +68,7 @@ def join(
     count, most = len(rows[0]), 2 * max(len(pixels) // 2, *run.sizes)
     method, number = run.method_for([*run.sizes, count]), run.num_clients + seed
     key = jax.random.key(config.seed)
-    state = client_start(method, key, len(method.architectures) + number, network)
+    state = client_start(method, key, start_number(config, method, number, None), network)
     # Padded, so that newcomers of similar size share one program.
     padding = table_width([most]) - len(pixels)
     client = SingleClient.of(

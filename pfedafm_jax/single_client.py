@@ -13,6 +13,7 @@ from pfedafm_jax.engine.visit import Common, Slots, StageResult, evaluate, work
 from pfedafm_jax.methods import Method
 from pfedafm_jax.methods.base import Client, Server
 from pfedafm_jax.models import Architecture
+from pfedafm_jax.pytrees import as_numbers
 from pfedafm_jax.statistics import PRIVATE_STATISTICS, shared_parts_of
 
 
@@ -50,16 +51,12 @@ class SingleClient(NamedTuple):
                 size share programs.
             weight: in the average.
         """
-        numbers = jax.tree.map(
-            lambda x: np.asarray(x, np.uint32 if np.asarray(x).dtype.kind == "u" else np.float32),
-            method,
-        )
         train, test = (
             jnp.asarray(np.pad(own, (0, width - len(own))), jnp.int32)
             for own, width in zip(rows, widths, strict=True)
         )
         common = Common(
-            jax.device_put(numbers),
+            jax.device_put(as_numbers(method)),
             jnp.asarray(images),
             jnp.asarray(labels, jnp.int32),
             server={},

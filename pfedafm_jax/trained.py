@@ -25,7 +25,7 @@ from pfedafm_jax.data.pictures import Pictures, read_pictures
 from pfedafm_jax.data.values import standardised
 from pfedafm_jax.engine.compile import init_client, init_server
 from pfedafm_jax.engine.devices import matmul_precision
-from pfedafm_jax.engine.state import SERVER_KEY, client_start
+from pfedafm_jax.engine.state import SERVER_KEY, client_start, start_number
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import Method, make_method
 from pfedafm_jax.methods.base import Client, Server
@@ -295,7 +295,7 @@ class TrainedRun:
         return [len(rows) for rows in parts.train] if parts else [1]
 
     def _start(self, number: int, group: int) -> Client:
-        own = group if self.config.same_start else len(self.method.architectures) + number
+        own = start_number(self.config, self.method, number, group)
         key = jax.random.key(self.config.seed)
         return client_start(self.method, key, own, self.method.architectures[group])
 

@@ -17,13 +17,15 @@ import numpy as np
 from pfedafm_jax import engine
 from pfedafm_jax.config import Config
 from pfedafm_jax.deploy.roster import Roster, stand_in
-from pfedafm_jax.deploy.wire import Head, Tree, num_bytes, pack, unpack
+from pfedafm_jax.deploy.wire import Head, Tree, pack, unpack
 from pfedafm_jax.engine import Programs, RoundResult, State
 from pfedafm_jax.engine.compile import shapes_of
 from pfedafm_jax.engine.round import aggregate, calls_of, participants_of
+from pfedafm_jax.engine.state import start_number
 from pfedafm_jax.engine.visit import StageResult, Totals, added, totals_of, work
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.methods import Method, find_method
+from pfedafm_jax.pytrees import num_bytes
 from pfedafm_jax.settings import bad
 
 LOOK = 1.0  # seconds between two looks at who is there
@@ -197,7 +199,7 @@ class Nodes:
             group = int(programs.groups[client])
             own = {
                 "architecture": programs.architectures[group].name,
-                "start": group if config.same_start else len(programs.architectures) + client,
+                "start": start_number(config, programs.method, client, group),
             }
             heads[client] = {"kind": kind, "round": number, "after": int(self.last[client])}
             heads[client]["settings"] = settings | own

@@ -34,6 +34,7 @@ from pfedafm_jax.engine.visit import (
 from pfedafm_jax.families import Kind, kinds_of, widen
 from pfedafm_jax.methods.base import Method, Server, average, if_any, next_broadcast
 from pfedafm_jax.models import Architecture
+from pfedafm_jax.pytrees import num_bytes
 from pfedafm_jax.statistics import own_statistics, shared_parts_of
 
 Tree = Any
@@ -78,9 +79,9 @@ class Form(NamedTuple):
         even = self.num_participants * min(1.0, 2 * share if share < 1 else 1.0)
         most = -(-int(np.ceil(even)) // len(self.devices))
         if self.devices.memory:
-            room = self.devices.memory * MEMORY_USED - _bytes(self.images)
+            room = self.devices.memory * MEMORY_USED - num_bytes(self.images)
             if shapes_of(self).common.method.sees_uploads:  # those before a call and after it
-                room -= 2 * _bytes(shapes_of(self).totals)
+                room -= 2 * num_bytes(shapes_of(self).totals)
             most = min(most, int(room / (self.runs * client_bytes(self))))
         return max(1, most)
 
@@ -197,16 +198,12 @@ def client_bytes(form: Form) -> int:
     """
     shapes = shapes_of(form)
     method = shapes.common.method
-    state = max(_bytes((state, shapes.common.server)) for state in shapes.states)
+    state = max(num_bytes((state, shapes.common.server)) for state in shapes.states)
     networks = *(kind.architecture for kind in shapes.kinds), method.shared
     pass_ = max(one.activations for one in networks[:-1]) + networks[-1].activations
     rows = form.train_width + method.training.batch_size  # of the frozen extractor's features
     kept = rows * method.shared.feature_size
     return 4 * state + 4 * (pass_ * method.training.batch_size + kept)
-
-
-def _bytes(tree: Tree) -> int:
-    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def traced(form: Form, shapes: Shapes) -> Iterator[tuple[str, Any]]:

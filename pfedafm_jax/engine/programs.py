@@ -19,6 +19,7 @@ from pfedafm_jax.engine.visit import Common
 from pfedafm_jax.methods import make_method
 from pfedafm_jax.methods.base import Cost, Method, Server
 from pfedafm_jax.models import Architecture
+from pfedafm_jax.pytrees import as_numbers, num_values
 from pfedafm_jax.settings import bad
 from pfedafm_jax.statistics import statistics_of
 from pfedafm_jax.training import table_width
@@ -112,7 +113,7 @@ class Programs:
     @cached_property
     def method_on_devices(self) -> Method:
         """The method with its numbers on every device."""
-        return self.devices.replicate(jax.tree.map(_number, self.method))
+        return self.devices.replicate(as_numbers(self.method))
 
     @cached_property
     def macs(self) -> np.ndarray:
@@ -144,7 +145,7 @@ class Programs:
     def statistics_sent(self) -> int:
         """Running statistics that travel each way in a visit, where they are averaged."""
         server = shapes_of(self.form).common.server if self.method.statistics == "averaged" else {}
-        return sum(int(np.prod(leaf.shape)) for leaf in statistics_of(server).values())
+        return num_values(statistics_of(server))
 
     def costs(self, clients: Sequence[int] | np.ndarray) -> list[Cost]:
         """The cost of one visit of each of these clients."""
@@ -207,7 +208,3 @@ def _padded(rows: Sequence[np.ndarray], tight: bool) -> np.ndarray:
     for index, row in enumerate(rows):
         table[index, : len(row)] = row
     return table
-
-
-def _number(value: Any) -> np.ndarray:
-    return np.asarray(value, np.uint32 if np.asarray(value).dtype.kind == "u" else np.float32)
