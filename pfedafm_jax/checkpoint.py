@@ -36,15 +36,6 @@ from pfedafm_jax.pytrees import by_path, num_bytes
 BLOCK_BYTES = 2**30  # clients are copied and written in blocks of this size
 
 
-class Saved(NamedTuple):
-    """The content of a checkpoint."""
-
-    round: int
-    state: State
-    arrays: Leaves
-    details: dict[str, Any]
-
-
 class Chain(NamedTuple):
     """The folders that the next save can extend."""
 
@@ -87,14 +78,14 @@ class Checkpoints:
                 found[number] = files.read_manifest(self._manifest_path(number))
         return found
 
-    def load(self, state: State) -> Saved | None:
+    def load(self, state: State) -> tuple[State, dict[str, Any], Leaves] | None:
         """Loads the newest checkpoint whose files are all intact; reports damaged ones.
 
         Args:
             state: the state before the first round; its store is overwritten.
 
         Returns:
-            What was saved; None if there is no checkpoint.
+            The state, details and arrays that were saved; None if there is no checkpoint.
         """
         manifest = self.newest()
         if manifest is None:
@@ -119,7 +110,7 @@ class Checkpoints:
             raise PfedafmError(f"no checkpoint in {self.folder} {words}; {START_OVER}")
         return None
 
-    def _read(self, manifest: Manifest, state: State) -> Saved:
+    def _read(self, manifest: Manifest, state: State) -> tuple[State, dict[str, Any], Leaves]:
         run = files.read_tree(self.folder / name_of(manifest["round"]) / "run")
         store, home = state.store, state.home.copy()
         kept = run["arrays"].pop("home", None)
@@ -145,8 +136,7 @@ class Checkpoints:
             return jax.device_put(new, getattr(old, "sharding", None))
 
         server = jax.tree.map(put, server, state.server)
-        details = json.loads(run["details"].tobytes())
-        return Saved(manifest["round"], State(server, store, home), run["arrays"], details)
+        return State(server, store, home), json.loads(run["details"].tobytes()), run["arrays"]
 
     def verify(self, manifest: Manifest) -> None:
         """Raises `ValueError` if a file of this manifest is missing or was altered."""

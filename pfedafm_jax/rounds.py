@@ -221,8 +221,8 @@ def resume(experiment: Experiment, checkpoints: Checkpoints) -> bool:
         checkpoints.clean()  # partial folders: one could be mistaken for a new one
     if saved is None:
         return False
-    experiment.state = saved.state
-    experiment.resume(saved.details, saved.arrays)
+    experiment.state, details, arrays = saved
+    experiment.resume(details, arrays)
     return True
 
 
