@@ -1,7 +1,6 @@
 """A new client joins a trained run."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -17,13 +16,6 @@ from pfedafm_jax.trained import TrainedClient, TrainedRun
 from pfedafm_jax.training import table_width
 
 
-@dataclass(frozen=True)
-class Newcomer(TrainedClient):
-    """A client that joined after training; `history[v]` has its accuracies after v visits."""
-
-    history: list[dict[str, float]] = field(default_factory=list)
-
-
 def join(
     run: TrainedRun,
     images: np.ndarray,
@@ -35,7 +27,7 @@ def join(
     test_labels: np.ndarray | None = None,
     seed: int = 0,
     log: Callable[[int, dict[str, float]], None] | None = None,
-) -> Newcomer:
+) -> TrainedClient:
     """Trains a client that was never there, as a participant would; the run stays as it is.
 
     It starts from new weights of its own and from what the run's clients share, and at every visit
@@ -99,7 +91,7 @@ def join(
             log(visit, history[-1])
     joined = {"visits": visits, "num_train": count, "seed": seed}
     card = run.card(network, None) | {"newcomer": joined, "accuracy": history[-1]}
-    return Newcomer(method, network, jax.device_get(state), run.server, card, history)
+    return TrainedClient(method, network, jax.device_get(state), run.server, card, history)
 
 
 def _own_data(

@@ -7,10 +7,10 @@ writes both, and `load_client` there reads them back.
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,9 +36,6 @@ from pfedafm_jax.standing import checkpoint_folder
 from pfedafm_jax.statistics import predict
 from pfedafm_jax.training import EVALUATION_BATCH
 
-if TYPE_CHECKING:
-    from pfedafm_jax.newcomer import Newcomer
-
 BLOCKS = 16  # batches per call
 CARD_FORMAT = 1
 
@@ -52,6 +49,7 @@ class TrainedClient:
         params: what the client keeps between visits.
         server: the last broadcast; methods that share something predict with both.
         card: where it comes from, as JSON: method, settings, data, round, accuracies.
+        history: of a newcomer: `history[v]` has its accuracies after v visits.
     """
 
     method: Method
@@ -59,6 +57,7 @@ class TrainedClient:
     params: Client
     server: Server
     card: dict[str, Any]
+    history: list[dict[str, float]] = field(default_factory=list)
 
     @property
     def classes(self) -> list[str]:
@@ -109,15 +108,10 @@ class TrainedClient:
         pixels = normalise(images, tuple(data["mean"]), tuple(data["std"]))
         return predict(self.method, self.architecture, self.params, self.server, pixels)
 
-    @cached_property
+    @property
     def predictions(self) -> list[str]:
         """Names of the predictions, the method's main one first."""
-        names: list[str] = []
-        # Tracing sorts a dictionary; the first call has its own order.
-        jax.eval_shape(
-            lambda images: names.extend(self.scores(images)), self.architecture.stored(1)
-        )
-        return names
+        return self.card["predictions"]
 
     @cached_property
     def _numbers(self) -> Method:
@@ -131,8 +125,7 @@ class TrainedClient:
 def about_data(data: dict[str, Any]) -> dict[str, Any]:
     """What `make_method` takes of the data, from what `config.json` says of them."""
     about: dict[str, Any] = {name: tuple(data[name]) for name in ("image_shape", "mean", "std")}
-    # Runs of earlier versions have images.
-    return about | {"num_classes": len(data["classes"]), "dtype": data.get("dtype", "uint8")}
+    return about | {"num_classes": len(data["classes"]), "dtype": data["dtype"]}
 
 
 def network_of(name: str, config: Config, data: dict[str, Any]) -> Architecture:
@@ -198,14 +191,7 @@ class TrainedRun:
 
     def __init__(self, run: Run, log: Callable[[str], Any]):
         self.run, self.folder = run, run.folder or Path()
-        data = run.about["data"]
-        if "image_shape" not in data:
-            raise PfedafmError(
-                f"{str(self.folder)!r} was written by an earlier version, which did not note the "
-                "images' shape; run its command again"
-            )
-        self.config = updated(Config(), run.config)
-        self._data = data
+        self.config, self._data = updated(Config(), run.config), run.about["data"]
         self.num_clients = self.config.num_clients
         kernels.choose(self.config.kernels, log)
         self._checkpoints = Checkpoints(checkpoint_folder(self.folder), log=log)
@@ -259,7 +245,7 @@ class TrainedRun:
         architecture: str | None = None,
         visits: int = 5,
         **options: Any,
-    ) -> "Newcomer":
+    ) -> TrainedClient:
         """Trains a new client without changing the run. See `newcomer.join`."""
         from pfedafm_jax.newcomer import join  # here, since it imports this module
 
