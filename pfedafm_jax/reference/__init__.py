@@ -6,5 +6,3 @@ client after another; `released` is what the released code does instead. Their `
 """
 
 from pfedafm_jax.reference import algorithm1, plain, released
-
-__all__ = ["algorithm1", "plain", "released"]
