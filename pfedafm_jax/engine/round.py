@@ -125,7 +125,8 @@ def _train(
     reports: Reports,
     shared_stage: bool = False,
 ) -> Totals:
-    """Trains the clients in `entries` and evaluates them; or the stage that all architectures share.
+    """Trains the clients in `entries`: in the stage of their own architectures, after which they are
+    evaluated, or in the one that all architectures share.
 
     Returns:
         The sums for the average. States go to the store, reports to `reports`.
@@ -133,6 +134,18 @@ def _train(
     compiled, common = programs.compiled, programs.common(state.server, t)
     stage: Any = (compiled.shared,) if shared_stage else compiled.train
     totals, nothing, pending = compiled.zeros[int(shared_stage)], Totals({}, {}), []
+
+    def finish(call: Call, states: Tree, info: Tree) -> None:
+        if not shared_stage and programs.lockstep:
+            programs.buffers.save(call, states, state.store)
+        elif not shared_stage:
+            for client, own in _each(call, states):
+                state.store.write(client, own)
+        elif PRIVATE_STATISTICS in states:  # the only part that the shared stage changes
+            for client, own in _each(call, {PRIVATE_STATISTICS: states[PRIVATE_STATISTICS]}):
+                state.store.write(client, {**state.store.state(client), **own})
+        _report(call, info, reports)
+
     for call in calls_of(programs, list(entries), programs.num_train, shared_stage):
         slots = _slots(programs, call, entries)
         states = _states(programs, state, call, shared_stage)
@@ -146,31 +159,10 @@ def _train(
         pending.append((call, worked.state, info))
         # In lockstep at most two calls are in progress: one computes while the next is copied.
         while programs.lockstep and len(pending) > 1:
-            _finish(programs, state, reports, shared_stage, *pending.pop(0))
+            finish(*pending.pop(0))
     for done in pending:
-        _finish(programs, state, reports, shared_stage, *done)
+        finish(*done)
     return totals
-
-
-def _finish(
-    programs: Programs,
-    state: State,
-    reports: Reports,
-    shared_stage: bool,
-    call: Call,
-    states: Tree,
-    info: Tree,
-) -> None:
-    """Stores the new states and the reports of a call's clients."""
-    if not shared_stage and programs.lockstep:
-        programs.buffers.save(call, states, state.store)
-    elif not shared_stage:
-        for client, own in _each(call, states):
-            state.store.write(client, own)
-    elif PRIVATE_STATISTICS in states:  # the only part that this stage changes
-        for client, own in _each(call, {PRIVATE_STATISTICS: states[PRIVATE_STATISTICS]}):
-            state.store.write(client, {**state.store.state(client), **own})
-    _report(call, info, reports)
 
 
 def aggregate(
