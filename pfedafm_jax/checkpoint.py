@@ -92,25 +92,6 @@ class Checkpoints:
             return None
         self._last = manifest["round"]
         self._versions = {n: m for n, m in self.manifests().items() if n <= self._last}
-        return self._read(manifest, state)
-
-    def newest(self) -> Manifest | None:
-        """The newest manifest whose files are all intact; reports damaged ones."""
-        rounds = self._rounds()
-        for number in rounds:
-            try:
-                manifest = files.read_manifest(self._manifest_path(number))
-                self.verify(manifest)
-                return manifest
-            except (OSError, ValueError) as error:
-                name = f"{self.folder.name}/{name_of(number)}"
-                self.log(f"warning: checkpoint {name} is skipped: {error}")
-        if rounds:
-            words = "can be used, all are damaged"
-            raise PfedafmError(f"no checkpoint in {self.folder} {words}; {START_OVER}")
-        return None
-
-    def _read(self, manifest: Manifest, state: State) -> tuple[State, dict[str, Any], Leaves]:
         run = files.read_tree(self.folder / name_of(manifest["round"]) / "run")
         store, home = state.store, state.home.copy()
         kept = run["arrays"].pop("home", None)
@@ -137,6 +118,22 @@ class Checkpoints:
 
         server = jax.tree.map(put, server, state.server)
         return State(server, store, home), json.loads(run["details"].tobytes()), run["arrays"]
+
+    def newest(self) -> Manifest | None:
+        """The newest manifest whose files are all intact; reports damaged ones."""
+        rounds = self._rounds()
+        for number in rounds:
+            try:
+                manifest = files.read_manifest(self._manifest_path(number))
+                self.verify(manifest)
+                return manifest
+            except (OSError, ValueError) as error:
+                name = f"{self.folder.name}/{name_of(number)}"
+                self.log(f"warning: checkpoint {name} is skipped: {error}")
+        if rounds:
+            words = "can be used, all are damaged"
+            raise PfedafmError(f"no checkpoint in {self.folder} {words}; {START_OVER}")
+        return None
 
     def verify(self, manifest: Manifest) -> None:
         """Raises `ValueError` if a file of this manifest is missing or was altered."""
