@@ -1,7 +1,6 @@
 """One client away from the others: a newcomer of a finished run, a node of a federation."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +14,8 @@ from pfedafm_jax.methods.base import Client, Server
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.pytrees import as_numbers
 from pfedafm_jax.statistics import PRIVATE_STATISTICS, shared_parts_of
+
+_work, _evaluate = (jax.jit(stage, static_argnums=0) for stage in (work, evaluate))
 
 
 class SingleClient(NamedTuple):
@@ -95,16 +96,4 @@ class SingleClient(NamedTuple):
         """Its accuracies on its test images, `accuracy/NAME`."""
         common = self.common._replace(server=jax.device_put(server))
         with matmul_precision(self.precision):
-            return _evaluate(self.network, common, state, self.slot)
-
-
-@partial(jax.jit, static_argnums=0)
-def _work(
-    architecture: Architecture | None, common: Common, state: Client, slot: Slots
-) -> StageResult:
-    return work(architecture, common, state, slot)
-
-
-@partial(jax.jit, static_argnums=0)
-def _evaluate(architecture: Architecture, common: Common, state: Client, slot: Slots):
-    return evaluate(architecture, common, state, slot).info
+            return _evaluate(self.network, common, state, self.slot).info

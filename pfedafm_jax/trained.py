@@ -195,8 +195,14 @@ class TrainedRun:
         self.num_clients = self.config.num_clients
         kernels.choose(self.config.kernels, log)
         self._checkpoints = Checkpoints(checkpoint_folder(self.folder), log=log)
-        self._manifest = self._newest()
-        self.round: int = self._manifest["round"]
+        manifest = self._checkpoints.newest()
+        if manifest is None:
+            raise PfedafmError(
+                f"{str(self.folder)!r} has no weights to use: it has no checkpoint in "
+                f"{self._checkpoints.folder} (--drop-checkpoints of sweep and reproduce removes "
+                "them); its command makes them again with --fresh"
+            )
+        self._manifest, self.round = manifest, int(manifest["round"])
         self.method = self.method_for()
         if not self.finished:
             log(f"{self.folder} stands after round {self.round} of {self.config.rounds}")
@@ -230,13 +236,16 @@ class TrainedRun:
                 f"what client {number} keeps for itself is with its node (its --state), which predict "
                 "and export take as RUN; this run has what clients share"
             )
-        for part in reversed(self._manifest["parts"]):
-            for found, clients, states in read_clients(self._part(part), group):
-                rows = np.flatnonzero(clients == number)
-                if found == group and len(rows):
-                    row = {name: leaf[rows[0]] for name, leaf in states.items()}
-                    return self._client(architecture, fitted(state, row), number)
-        return self._client(architecture, state, number)  # it never took part: initial weights
+        saved = (
+            {name: leaf[row] for name, leaf in states.items()}
+            for part in reversed(self._manifest["parts"])
+            for _, clients, states in read_clients(self._part(part), group)
+            for row in np.flatnonzero(clients == number)
+        )
+        if (last := next(saved, None)) is not None:  # otherwise it has its initial weights
+            state = fitted(state, last)
+        card = self.card(architecture, number)
+        return TrainedClient(self.method, architecture, state, self.server, card)
 
     def join(
         self,
@@ -252,16 +261,6 @@ class TrainedRun:
         return join(self, images, labels, architecture, visits, **options)
 
     # ---------------------------------------------------------------------------- parts
-
-    def _newest(self) -> dict[str, Any]:
-        manifest = self._checkpoints.newest()
-        if manifest is None:
-            raise PfedafmError(
-                f"{str(self.folder)!r} has no weights to use: it has no checkpoint in "
-                f"{self._checkpoints.folder} (--drop-checkpoints of sweep and reproduce removes "
-                "them); its command makes them again with --fresh"
-            )
-        return manifest
 
     def _part(self, number: int) -> Path:
         return self._checkpoints.folder / name_of(number)
@@ -284,10 +283,6 @@ class TrainedRun:
         own = start_number(self.config, self.method, number, group)
         key = jax.random.key(self.config.seed)
         return client_start(self.method, key, own, self.method.architectures[group])
-
-    def _client(self, architecture: Architecture, state: Client, number: int) -> TrainedClient:
-        card = self.card(architecture, number)
-        return TrainedClient(self.method, architecture, state, self.server, card)
 
     def card(self, architecture: Architecture, number: int | None) -> dict[str, Any]:
         """A client's origin as JSON values; `number` None: a newcomer."""
