@@ -314,10 +314,8 @@ class Checkpoints:
 
     def clear(self) -> None:
         """Removes all checkpoints."""
-        for number in self._rounds():
-            self._manifest_path(number).unlink(missing_ok=True)
-        for path in self.folder.glob("round-*"):
-            files.remove(path)
+        self._versions = {}
+        self.clean()
 
     def _manifest_path(self, number: int) -> Path:
         return self.folder / f"{name_of(number)}.json"

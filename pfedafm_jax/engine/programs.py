@@ -154,10 +154,8 @@ class Programs:
             seen = len(np.unique(self.dataset.labels[self.partition.train[client]]))
             architecture = self.architectures[self.groups[client]]
             own = self.method.cost(architecture, float(self.num_train[client]), seen)
-            up, down = (
-                floats + self.statistics_sent for floats in (own.floats_up, own.floats_down)
-            )
-            return Cost(up, down, own.flops)
+            more = self.statistics_sent
+            return Cost(own.floats_up + more, own.floats_down + more, own.flops)
 
         return [cost(client) for client in clients]
 

@@ -143,10 +143,8 @@ def evaluate(
     architecture: Architecture | None, common: Common, state: Tree, slot: Slots
 ) -> StageResult:
     """A client's accuracy in this state, with the broadcast in `common`."""
-    data = data_of(common, slot)
-    return StageResult(
-        None, {}, {}, accuracies(common.method, architecture, state, common.server, data)
-    )
+    data, server = data_of(common, slot), common.server
+    return StageResult(None, {}, {}, accuracies(common.method, architecture, state, server, data))
 
 
 def accuracies(
