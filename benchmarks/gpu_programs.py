@@ -130,7 +130,7 @@ def rounds_of(programs: Any, form: Any) -> dict[str, float]:
         for client in clients:
             totals[f"moved {programs.groups[client]}"] += 1
         if shapes.parts:
-            for call in calls_of(programs, clients, programs.num_train, together=True):
+            for call in calls_of(programs, clients, programs.num_train, shared_stage=True):
                 totals["shared calls"] += 1
                 totals["shared steps"] += max(call.trips)
                 totals["bytes up"] += call.clients.size * (row + size(shapes.parts))

@@ -24,7 +24,6 @@ from pfedafm_jax.experiment import Experiment, load_data, split
 from pfedafm_jax.export import export_client, load_client
 from pfedafm_jax.methods import method_names, register_method
 from pfedafm_jax.models import describe, register_extractor
-from pfedafm_jax.newcomer import Newcomer
 from pfedafm_jax.presets import paper_scale, with_preset
 from pfedafm_jax.records import Record, Summary
 from pfedafm_jax.results import Run, read_run, read_runs
@@ -38,7 +37,6 @@ __all__ = [
     "Dataset",
     "Devices",
     "Experiment",
-    "Newcomer",
     "Partition",
     "PfedafmError",
     "Record",

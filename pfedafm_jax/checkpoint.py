@@ -31,17 +31,9 @@ from pfedafm_jax.engine import Processes, State
 from pfedafm_jax.engine.processes import lost_process
 from pfedafm_jax.errors import START_OVER, PfedafmError, storage_error
 from pfedafm_jax.files import write_atomically
+from pfedafm_jax.pytrees import by_path, num_bytes
 
 BLOCK_BYTES = 2**30  # clients are copied and written in blocks of this size
-
-
-class Saved(NamedTuple):
-    """The content of a checkpoint."""
-
-    round: int
-    state: State
-    arrays: Leaves
-    details: dict[str, Any]
 
 
 class Chain(NamedTuple):
@@ -86,39 +78,20 @@ class Checkpoints:
                 found[number] = files.read_manifest(self._manifest_path(number))
         return found
 
-    def load(self, state: State) -> Saved | None:
+    def load(self, state: State) -> tuple[State, dict[str, Any], Leaves] | None:
         """Loads the newest checkpoint whose files are all intact; reports damaged ones.
 
         Args:
             state: the state before the first round; its store is overwritten.
 
         Returns:
-            What was saved; None if there is no checkpoint.
+            The state, details and arrays that were saved; None if there is no checkpoint.
         """
         manifest = self.newest()
         if manifest is None:
             return None
         self._last = manifest["round"]
         self._versions = {n: m for n, m in self.manifests().items() if n <= self._last}
-        return self._read(manifest, state)
-
-    def newest(self) -> Manifest | None:
-        """The newest manifest whose files are all intact; reports damaged ones."""
-        rounds = self._rounds()
-        for number in rounds:
-            try:
-                manifest = files.read_manifest(self._manifest_path(number))
-                self.verify(manifest)
-                return manifest
-            except (OSError, ValueError) as error:
-                name = f"{self.folder.name}/{name_of(number)}"
-                self.log(f"warning: checkpoint {name} is skipped: {error}")
-        if rounds:
-            words = "can be used, all are damaged"
-            raise PfedafmError(f"no checkpoint in {self.folder} {words}; {START_OVER}")
-        return None
-
-    def _read(self, manifest: Manifest, state: State) -> Saved:
         run = files.read_tree(self.folder / name_of(manifest["round"]) / "run")
         store, home = state.store, state.home.copy()
         kept = run["arrays"].pop("home", None)
@@ -144,8 +117,23 @@ class Checkpoints:
             return jax.device_put(new, getattr(old, "sharding", None))
 
         server = jax.tree.map(put, server, state.server)
-        details = json.loads(run["details"].tobytes())
-        return Saved(manifest["round"], State(server, store, home), run["arrays"], details)
+        return State(server, store, home), json.loads(run["details"].tobytes()), run["arrays"]
+
+    def newest(self) -> Manifest | None:
+        """The newest manifest whose files are all intact; reports damaged ones."""
+        rounds = self._rounds()
+        for number in rounds:
+            try:
+                manifest = files.read_manifest(self._manifest_path(number))
+                self.verify(manifest)
+                return manifest
+            except (OSError, ValueError) as error:
+                name = f"{self.folder.name}/{name_of(number)}"
+                self.log(f"warning: checkpoint {name} is skipped: {error}")
+        if rounds:
+            words = "can be used, all are damaged"
+            raise PfedafmError(f"no checkpoint in {self.folder} {words}; {START_OVER}")
+        return None
 
     def verify(self, manifest: Manifest) -> None:
         """Raises `ValueError` if a file of this manifest is missing or was altered."""
@@ -201,13 +189,13 @@ class Checkpoints:
         manifest = {"format": files.FORMAT, "round": number, "score": score, **self.identity}
         manifest |= {"parts": list(self.chain.parts), "processes": self._count}
         blocks = self._blocks(clients, state)
-        num_bytes = int(store.row_bytes[store.groups[clients]].sum())
-        if num_bytes <= BLOCK_BYTES:
+        client_bytes = int(store.row_bytes[store.groups[clients]].sum())
+        if client_bytes <= BLOCK_BYTES:
             blocks = list(blocks)
-        self._pending = self._pool.submit(self._write, manifest, blocks, run, num_bytes)
+        self._pending = self._pool.submit(self._write, manifest, blocks, run, client_bytes)
         # States too large to copy are read while they are written. With several processes, Orbax
         # synchronizes them as rounds do, and the two must not overlap.
-        if num_bytes > BLOCK_BYTES or self._processes:
+        if client_bytes > BLOCK_BYTES or self._processes:
             self.wait()
         else:
             self.seconds += time.perf_counter() - start
@@ -222,13 +210,15 @@ class Checkpoints:
                 members = block[store.groups[block] == group]
                 if self._processes:
                     members = self._processes.own_rows(members, state.home[members])
-                states = files.filled(files.by_path(store.read(int(group), members)))
+                states = files.filled(by_path(store.read(int(group), members)))
                 rows = {"clients": members, "states": states}
                 join = self._processes.joined if self._processes else np.asarray
                 tree[str(group)] = jax.tree.map(join, rows)
             yield tree
 
-    def _write(self, manifest: Manifest, blocks: Iterable[Tree], run: Tree, num_bytes: int) -> None:
+    def _write(
+        self, manifest: Manifest, blocks: Iterable[Tree], run: Tree, client_bytes: int
+    ) -> None:
         start, number = time.perf_counter(), manifest["round"]
         folder = self.folder / name_of(number)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -238,9 +228,7 @@ class Checkpoints:
             for left in (*self.folder.glob(".*.tmp"), *self.folder.glob(".space.*")):
                 left.unlink(missing_ok=True)
         try:
-            files.reserve(
-                self.folder, num_bytes + sum(leaf.nbytes for leaf in jax.tree.leaves(run))
-            )
+            files.reserve(self.folder, client_bytes + num_bytes(run))
             for block, tree in enumerate(blocks):
                 files.write_tree(folder / "clients" / str(block), tree)
             files.write_tree(folder / "run", run)
@@ -326,10 +314,8 @@ class Checkpoints:
 
     def clear(self) -> None:
         """Removes all checkpoints."""
-        for number in self._rounds():
-            self._manifest_path(number).unlink(missing_ok=True)
-        for path in self.folder.glob("round-*"):
-            files.remove(path)
+        self._versions = {}
+        self.clean()
 
     def _manifest_path(self, number: int) -> Path:
         return self.folder / f"{name_of(number)}.json"

@@ -25,6 +25,7 @@ from pfedafm_jax.extractors import MLP, MobileNetSmall, ResNet
 from pfedafm_jax.initialisers import initialisers
 from pfedafm_jax.kernels import conv_pool
 from pfedafm_jax.kernels.layers import fast_layers
+from pfedafm_jax.pytrees import num_values
 from pfedafm_jax.settings import bad, known
 from pfedafm_jax.statistics import statistics_of, without_statistics
 
@@ -223,12 +224,12 @@ class Architecture:
     @cached_property
     def extractor_params(self) -> int:
         """Parameters of the extractor."""
-        return _count(without_statistics(self._shapes))
+        return num_values(without_statistics(self._shapes))
 
     @cached_property
     def statistics(self) -> int:
         """Numbers of BatchNorm and the like, beside the parameters."""
-        return _count(statistics_of(self._shapes))
+        return num_values(statistics_of(self._shapes))
 
     @cached_property
     def random(self) -> bool:
@@ -279,10 +280,6 @@ class Architecture:
             )
 
         return count(2) - count(1)
-
-
-def _count(tree: Any) -> int:
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
 def _in_products(jaxpr: Any) -> int:

@@ -1,27 +1,19 @@
 """A new client joins a trained run."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
 
-from pfedafm_jax.alone import alone
 from pfedafm_jax.data.pictures import read_pictures
 from pfedafm_jax.data.values import class_labels, standardised
-from pfedafm_jax.engine.state import client_start
+from pfedafm_jax.engine.state import client_start, start_number
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.settings import bad
+from pfedafm_jax.single_client import SingleClient
 from pfedafm_jax.trained import TrainedClient, TrainedRun
 from pfedafm_jax.training import table_width
-
-
-@dataclass(frozen=True)
-class Newcomer(TrainedClient):
-    """A client that joined after training; `history[v]` has its accuracies after v visits."""
-
-    history: list[dict[str, float]] = field(default_factory=list)
 
 
 def join(
@@ -35,7 +27,7 @@ def join(
     test_labels: np.ndarray | None = None,
     seed: int = 0,
     log: Callable[[int, dict[str, float]], None] | None = None,
-) -> Newcomer:
+) -> TrainedClient:
     """Trains a client that was never there, as a participant would; the run stays as it is.
 
     It starts from new weights of its own and from what the run's clients share, and at every visit
@@ -68,10 +60,10 @@ def join(
     count, most = len(rows[0]), 2 * max(len(pixels) // 2, *run.sizes)
     method, number = run.method_for([*run.sizes, count]), run.num_clients + seed
     key = jax.random.key(config.seed)
-    state = client_start(method, key, len(method.architectures) + number, network)
+    state = client_start(method, key, start_number(config, method, number, None), network)
     # Padded, so that newcomers of similar size share one program.
     padding = table_width([most]) - len(pixels)
-    client = alone(
+    client = SingleClient.of(
         method,
         network,
         seed=config.seed,
@@ -99,7 +91,7 @@ def join(
             log(visit, history[-1])
     joined = {"visits": visits, "num_train": count, "seed": seed}
     card = run.card(network, None) | {"newcomer": joined, "accuracy": history[-1]}
-    return Newcomer(method, network, jax.device_get(state), run.server, card, history)
+    return TrainedClient(method, network, jax.device_get(state), run.server, card, history)
 
 
 def _own_data(

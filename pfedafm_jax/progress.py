@@ -146,7 +146,7 @@ def in_words(seconds: float) -> str:
 def print_plan(experiment: Experiment, name: str = "", run_dir: str | Path | None = None) -> None:
     """Prints what the run will do."""
     config, programs, dataset = experiment.config, experiment.programs, experiment.dataset
-    method, sizes, together = programs.method, programs.num_train, programs.clients_per_step
+    method, sizes, at_once = programs.method, programs.num_train, programs.clients_per_step
     networks = [(config.num_clients, method.shared)]
     if not method.one_network:
         counts = np.bincount(programs.groups, minlength=len(programs.architectures))
@@ -169,7 +169,7 @@ def print_plan(experiment: Experiment, name: str = "", run_dir: str | Path | Non
         "training": f"{config.rounds} rounds, E = {config.local_epochs}, "
         f"batch {config.batch_size}, learning rate {config.rate:g}",
         "per round": f"{up} floats up, {down} down, {flops}FLOP",
-        "device": f"{programs.devices}, {together} client{'s' if together > 1 else ''} per step",
+        "device": f"{programs.devices}, {at_once} client{'s' if at_once > 1 else ''} per step",
         "kernels": str(experiment.kernels),
     }
     if dataset.users is not None and config.partition in PARTITIONS[:-1]:

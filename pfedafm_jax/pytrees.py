@@ -1,13 +1,16 @@
 """Dataclasses of settings as pytrees: their numbers are leaves, everything else is static.
 
-A program compiled for one learning rate therefore runs with any other.
+A program compiled for one learning rate therefore runs with any other. And what else is asked of
+pytrees: sizes, and leaves by their path.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import numpy as np
 
 
 def register(kind: type, numbers: Callable[[type], Iterable[str]]) -> None:
@@ -33,6 +36,26 @@ def register(kind: type, numbers: Callable[[type], Iterable[str]]) -> None:
         return one
 
     jax.tree_util.register_pytree_node(kind, flatten, unflatten)
+
+
+def as_numbers(tree: Any) -> Any:
+    """Settings as programs take them: seeds as uint32, all other numbers as float32."""
+
+    def number(value: Any) -> np.ndarray:
+        value = np.asarray(value)
+        return np.asarray(value, np.uint32 if value.dtype.kind == "u" else np.float32)
+
+    return jax.tree.map(number, tree)
+
+
+def num_values(tree: Any) -> int:
+    """How many numbers the arrays, or shapes, of a tree have."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def num_bytes(tree: Any) -> int:
+    """How many bytes they take."""
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def path_of(path: tuple) -> str:

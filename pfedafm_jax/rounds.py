@@ -132,7 +132,7 @@ def drive(
         if why := can_go_together([one.programs for one in experiments]):
             raise PfedafmError(f"--together: {why}")
         for one in experiments:
-            one.programs = replace(one.programs, stages=together.OWN)
+            one.programs = replace(one.programs, only=together.CALLED_BY_EACH_RUN)
     runs: list[tuple[Experiment, Steps]] = []
     for one, task in zip(experiments, tasks, strict=True):
         own = [copy.copy(observer) for observer in observers] if runs else observers
@@ -224,8 +224,8 @@ def resume(experiment: Experiment, checkpoints: Checkpoints) -> bool:
         checkpoints.clean()  # partial folders: one could be mistaken for a new one
     if saved is None:
         return False
-    experiment.state = saved.state
-    experiment.resume(saved.details, saved.arrays)
+    experiment.state, details, arrays = saved
+    experiment.resume(details, arrays)
     return True
 
 

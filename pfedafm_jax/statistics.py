@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 Tree = Any
 STATISTICS = "batch_stats"  # their entry in a network's parameters
-OWN = "statistics"  # the entry in a client's state: its statistics, by path in the broadcast
+PRIVATE_STATISTICS = (
+    "statistics"  # the entry in a client's state: its statistics, by path in the broadcast
+)
 
 
 def statistics_of(tree: Tree) -> dict[str, Any]:
@@ -51,24 +53,30 @@ def own_statistics(method: "Method", key: jax.Array) -> dict[str, Tree]:
     if method.statistics == "averaged" or not any(one.statistics for one in networks):
         return {}
     own = statistics_of(method.init_server(key))
-    return {OWN: own} if own else {}
+    return {PRIVATE_STATISTICS: own} if own else {}
+
+
+def shared_parts_of(method: "Method", state: Tree) -> Tree:
+    """The parts of a client's state that the shared stage reads, its statistics included."""
+    names = (*method.shared_parts, PRIVATE_STATISTICS) if method.shared_parts else ()
+    return {name: state[name] for name in names if name in state}
 
 
 def received(state: Tree, server: "Server") -> tuple[Tree, "Server"]:
     """A client's state without its statistics, and the broadcast with them."""
-    if OWN not in state:
+    if PRIVATE_STATISTICS not in state:
         return state, server
-    client = {name: part for name, part in state.items() if name != OWN}
-    return client, with_statistics(server, state[OWN])
+    client = {name: part for name, part in state.items() if name != PRIVATE_STATISTICS}
+    return client, with_statistics(server, state[PRIVATE_STATISTICS])
 
 
 def kept(state: Tree, update: "Update") -> "Update":
     """The update with its statistics moved from the upload to the client's state."""
-    if OWN not in state:
+    if PRIVATE_STATISTICS not in state:
         return update
     sent = statistics_of(update.upload)
-    own = {path: sent.get(path, old) for path, old in state[OWN].items()}
-    client, upload = {**update.client, OWN: own}, without_statistics(update.upload)
+    own = {path: sent.get(path, old) for path, old in state[PRIVATE_STATISTICS].items()}
+    client, upload = {**update.client, PRIVATE_STATISTICS: own}, without_statistics(update.upload)
     return update._replace(client=client, upload=upload)
 
 

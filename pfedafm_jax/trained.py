@@ -7,10 +7,10 @@ writes both, and `load_client` there reads them back.
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from pfedafm_jax.data.pictures import Pictures, read_pictures
 from pfedafm_jax.data.values import standardised
 from pfedafm_jax.engine.compile import init_client, init_server
 from pfedafm_jax.engine.devices import matmul_precision
-from pfedafm_jax.engine.state import SERVER_KEY, client_start
+from pfedafm_jax.engine.state import SERVER_KEY, client_start, start_number
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import Method, make_method
 from pfedafm_jax.methods.base import Client, Server
@@ -35,9 +35,6 @@ from pfedafm_jax.settings import bad
 from pfedafm_jax.statistics import predict
 from pfedafm_jax.tasks import checkpoint_folder
 from pfedafm_jax.training import EVALUATION_BATCH
-
-if TYPE_CHECKING:
-    from pfedafm_jax.newcomer import Newcomer
 
 BLOCKS = 16  # batches per call
 CARD_FORMAT = 1
@@ -52,6 +49,7 @@ class TrainedClient:
         params: what the client keeps between visits.
         server: the last broadcast; methods that share something predict with both.
         card: where it comes from, as JSON: method, settings, data, round, accuracies.
+        history: of a newcomer: `history[v]` has its accuracies after v visits.
     """
 
     method: Method
@@ -59,6 +57,7 @@ class TrainedClient:
     params: Client
     server: Server
     card: dict[str, Any]
+    history: list[dict[str, float]] = field(default_factory=list)
 
     @property
     def classes(self) -> list[str]:
@@ -109,15 +108,10 @@ class TrainedClient:
         pixels = normalise(images, tuple(data["mean"]), tuple(data["std"]))
         return predict(self.method, self.architecture, self.params, self.server, pixels)
 
-    @cached_property
+    @property
     def predictions(self) -> list[str]:
         """Names of the predictions, the method's main one first."""
-        names: list[str] = []
-        # Tracing sorts a dictionary; the first call has its own order.
-        jax.eval_shape(
-            lambda images: names.extend(self.scores(images)), self.architecture.stored(1)
-        )
-        return names
+        return self.card["predictions"]
 
     @cached_property
     def _numbers(self) -> Method:
@@ -131,8 +125,7 @@ class TrainedClient:
 def about_data(data: dict[str, Any]) -> dict[str, Any]:
     """What `make_method` takes of the data, from what `config.json` says of them."""
     about: dict[str, Any] = {name: tuple(data[name]) for name in ("image_shape", "mean", "std")}
-    # Runs of earlier versions have images.
-    return about | {"num_classes": len(data["classes"]), "dtype": data.get("dtype", "uint8")}
+    return about | {"num_classes": len(data["classes"]), "dtype": data["dtype"]}
 
 
 def network_of(name: str, config: Config, data: dict[str, Any]) -> Architecture:
@@ -198,19 +191,18 @@ class TrainedRun:
 
     def __init__(self, run: Run, log: Callable[[str], Any]):
         self.run, self.folder = run, run.folder or Path()
-        data = run.about["data"]
-        if "image_shape" not in data:
-            raise PfedafmError(
-                f"{str(self.folder)!r} was written by an earlier version, which did not note the "
-                "images' shape; run its command again"
-            )
-        self.config = updated(Config(), run.config)
-        self._data = data
+        self.config, self._data = updated(Config(), run.config), run.about["data"]
         self.num_clients = self.config.num_clients
         kernels.choose(self.config.kernels, log)
         self._checkpoints = Checkpoints(checkpoint_folder(self.folder), log=log)
-        self._manifest = self._newest()
-        self.round: int = self._manifest["round"]
+        manifest = self._checkpoints.newest()
+        if manifest is None:
+            raise PfedafmError(
+                f"{str(self.folder)!r} has no weights to use: it has no checkpoint in "
+                f"{self._checkpoints.folder} (--drop-checkpoints of sweep and reproduce removes "
+                "them); its command makes them again with --fresh"
+            )
+        self._manifest, self.round = manifest, int(manifest["round"])
         self.method = self.method_for()
         if not self.finished:
             log(f"{self.folder} stands after round {self.round} of {self.config.rounds}")
@@ -244,13 +236,16 @@ class TrainedRun:
                 f"what client {number} keeps for itself is with its node (its --state), which predict "
                 "and export take as RUN; this run has what clients share"
             )
-        for part in reversed(self._manifest["parts"]):
-            for found, clients, states in read_clients(self._part(part), group):
-                rows = np.flatnonzero(clients == number)
-                if found == group and len(rows):
-                    row = {name: leaf[rows[0]] for name, leaf in states.items()}
-                    return self._client(architecture, fitted(state, row), number)
-        return self._client(architecture, state, number)  # it never took part: initial weights
+        saved = (
+            {name: leaf[row] for name, leaf in states.items()}
+            for part in reversed(self._manifest["parts"])
+            for _, clients, states in read_clients(self._part(part), group)
+            for row in np.flatnonzero(clients == number)
+        )
+        if (last := next(saved, None)) is not None:  # otherwise it has its initial weights
+            state = fitted(state, last)
+        card = self.card(architecture, number)
+        return TrainedClient(self.method, architecture, state, self.server, card)
 
     def join(
         self,
@@ -259,23 +254,13 @@ class TrainedRun:
         architecture: str | None = None,
         visits: int = 5,
         **options: Any,
-    ) -> "Newcomer":
+    ) -> TrainedClient:
         """Trains a new client without changing the run. See `newcomer.join`."""
         from pfedafm_jax.newcomer import join  # here, since it imports this module
 
         return join(self, images, labels, architecture, visits, **options)
 
     # ---------------------------------------------------------------------------- parts
-
-    def _newest(self) -> dict[str, Any]:
-        manifest = self._checkpoints.newest()
-        if manifest is None:
-            raise PfedafmError(
-                f"{str(self.folder)!r} has no weights to use: it has no checkpoint in "
-                f"{self._checkpoints.folder} (--drop-checkpoints of sweep and reproduce removes "
-                "them); its command makes them again with --fresh"
-            )
-        return manifest
 
     def _part(self, number: int) -> Path:
         return self._checkpoints.folder / name_of(number)
@@ -295,13 +280,9 @@ class TrainedRun:
         return [len(rows) for rows in parts.train] if parts else [1]
 
     def _start(self, number: int, group: int) -> Client:
-        own = group if self.config.same_start else len(self.method.architectures) + number
+        own = start_number(self.config, self.method, number, group)
         key = jax.random.key(self.config.seed)
         return client_start(self.method, key, own, self.method.architectures[group])
-
-    def _client(self, architecture: Architecture, state: Client, number: int) -> TrainedClient:
-        card = self.card(architecture, number)
-        return TrainedClient(self.method, architecture, state, self.server, card)
 
     def card(self, architecture: Architecture, number: int | None) -> dict[str, Any]:
         """A client's origin as JSON values; `number` None: a newcomer."""

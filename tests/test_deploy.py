@@ -19,6 +19,7 @@ from pfedafm_jax.deploy.roster import Roster, classes_of
 from pfedafm_jax.deploy.server import Federation, Nodes
 from pfedafm_jax.deploy.states import States
 from pfedafm_jax.export import readme
+from pfedafm_jax.pytrees import num_bytes
 from pfedafm_jax.run import run_all
 from pfedafm_jax.tasks import Task, find_existing
 
@@ -97,7 +98,7 @@ def test_a_federation_is_the_simulation_bit_for_bit(method, tmp_path):
 
 def test_only_what_is_shared_travels_and_states_are_the_nodes_own(tmp_path):
     made, link = played(tmp_path, "pfedafm", rounds=2, eval_every=1)
-    shared = wire.num_bytes(made.state.server)
+    shared = num_bytes(made.state.server)
     for head, body, reply, back in link.sent:
         assert len(body) in (0, shared) and len(back) in (0, shared + 4)  # weights, and n_k
         assert len(json.dumps(head)) < 4000 and len(json.dumps(reply)) < 1000
@@ -152,7 +153,7 @@ def test_replies_that_cannot_be_are_refused_and_the_round_goes_on(tmp_path):
     link.hands = {0: garbled, 1: infinite, 2: heavy}
     assert sorted(made.run_round().dropped) == [0, 1, 2]
     assert made.nodes.last.tolist() == [0, 0, 0, 1]
-    size = wire.num_bytes(made.state.server)
+    size = num_bytes(made.state.server)
     assert f"client 0's reply is refused: {size} bytes of weights instead of {size + 4}" in lines
     assert "client 1's reply is refused: weights that are not finite" in lines
     assert "client 2's reply is refused: weights of its upload are not within 0 and 3" in lines

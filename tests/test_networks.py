@@ -31,7 +31,7 @@ from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.networks import training
 from pfedafm_jax.reference import released
-from pfedafm_jax.statistics import OWN, statistics_of
+from pfedafm_jax.statistics import PRIVATE_STATISTICS, statistics_of
 from pfedafm_jax.training import ClientData, cross_entropy, sgd, train
 
 # ------------------------------------------------------------------------------------------ a step
@@ -192,14 +192,17 @@ def test_engine_equals_plain_loop_in_all_layouts(method, name):
 
 def moved(client, first):
     """Whether a client's own statistics of what it shares are others than at first."""
-    return not same(client[OWN], first[OWN])
+    return not same(client[PRIVATE_STATISTICS], first[PRIVATE_STATISTICS])
 
 
 def test_private_statistics_stay_with_their_client():
     """pFedAFM's are those of phase 2, which all architectures go through together."""
     one = programs("pfedafm")
     first, server = start(one)
-    assert set(first[0][OWN]) == {f"shared_extractor.{MEAN}", f"shared_extractor.{VAR}"}
+    assert set(first[0][PRIVATE_STATISTICS]) == {
+        f"shared_extractor.{MEAN}",
+        f"shared_extractor.{VAR}",
+    }
     clients, after, _ = play(one, [0, 1], [1])
     assert [moved(*pair) for pair in zip(clients, first, strict=True)] == [True, True, False, False]
     assert same(clients[2:], first[2:])
@@ -208,13 +211,15 @@ def test_private_statistics_stay_with_their_client():
     assert not same(after, server)
     # What one client has seen has no part in another's.
     alone, _, _ = play(one, [0])
-    assert same(alone[0][OWN], clients[0][OWN]) and not same(clients[0][OWN], clients[1][OWN])
+    assert same(alone[0][PRIVATE_STATISTICS], clients[0][PRIVATE_STATISTICS]) and not same(
+        clients[0][PRIVATE_STATISTICS], clients[1][PRIVATE_STATISTICS]
+    )
 
 
 def test_averaged_statistics_are_weighted_like_weights_and_counted():
     one = programs("fedper", "normed", statistics="averaged")
     (first, *_), _ = start(one)
-    assert OWN not in first
+    assert PRIVATE_STATISTICS not in first
     alone = [play(one, [client])[1]["shared_extractor"] for client in (0, 1)]
     together = play(one, [0, 1])[1]["shared_extractor"]
     shares = SIZES[0] / sum(SIZES[:2]), SIZES[1] / sum(SIZES[:2])

@@ -15,7 +15,7 @@ from small import same, start
 
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.models import register_extractor
-from pfedafm_jax.statistics import OWN, statistics_of
+from pfedafm_jax.statistics import PRIVATE_STATISTICS, statistics_of
 
 
 def test_pretrained_weights_arrive(registered, tmp_path):
@@ -45,8 +45,10 @@ def test_pretrained_weights_arrive(registered, tmp_path):
         assert not same(found["match"], weights["match"])  # the added layer is drawn as ever
     (client, *_), server = start(programs("pfedafm", "from_file"))
     assert same(client["local_extractor"]["extractor"], weights["extractor"])
-    assert same(client[OWN][f"shared_extractor.{MEAN}"], np.full(HIDDEN, 2.0, np.float32))
-    assert same(statistics_of(server), client[OWN])
+    assert same(
+        client[PRIVATE_STATISTICS][f"shared_extractor.{MEAN}"], np.full(HIDDEN, 2.0, np.float32)
+    )
+    assert same(statistics_of(server), client[PRIVATE_STATISTICS])
 
 
 @pytest.mark.parametrize(

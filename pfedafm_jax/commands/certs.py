@@ -14,7 +14,7 @@ def main(argv: list[str]) -> int:
     add("--out", required=True, metavar="DIR", help="a new folder")
     add("--hosts", nargs="+", default=["127.0.0.1", "localhost"], metavar="HOST",
         help="names and addresses by which nodes reach the server (127.0.0.1 localhost)")  # fmt: skip
-    add("--clients", type=int, default=100, metavar="N", help="keys, one a client (100)")
+    add("--clients", type=int, default=100, metavar="N", help="number of client keys (100)")
     asked = parser.parse_args(argv)
     if not 0 < asked.clients <= 10**5:
         raise bad("clients", asked.clients, "1 to 100000")

@@ -28,12 +28,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("Federation").add_argument
     add("--listen", default="127.0.0.1:18000", metavar="HOST:PORT",
         help="where nodes reach the server (127.0.0.1:18000)")  # fmt: skip
-    add("--certs", metavar="DIR", help="as pfedafm certs makes them; only 127.0.0.1 goes without")
-    add("--classes", metavar="N|A,B", help="classes, if the dataset's name does not tell")
-    add("--round-timeout", type=float, default=600.0, metavar="S", help="for a visit (600)")
+    add("--certs", metavar="DIR",
+        help="certificates from `pfedafm certs`; optional on 127.0.0.1")  # fmt: skip
+    add("--classes", metavar="N|A,B",
+        help="number or names of the classes, if the dataset does not imply them")  # fmt: skip
+    add("--round-timeout", type=float, default=600.0, metavar="S",
+        help="seconds to wait for a reply (600)")  # fmt: skip
     add("--absent-timeout", type=float, default=60.0, metavar="S",
-        help="for a node that is not there (60)")  # fmt: skip
-    add("--min-replies", type=int, metavar="M", help="or the round is repeated (half)")
+        help="seconds to wait for a missing node (60)")  # fmt: skip
+    add("--min-replies", type=int, metavar="M",
+        help="fewest replies for a round to count (half)")  # fmt: skip
 
 
 def serve(argv: list[str], link: Any = None) -> None:

@@ -10,16 +10,3 @@ from pfedafm_jax.data.dataset import (
 )
 from pfedafm_jax.data.leaf import token_ids
 from pfedafm_jax.data.partition import Partition, make_partition
-
-__all__ = [
-    "DATASETS",
-    "NORMALISATION",
-    "Dataset",
-    "Partition",
-    "augment",
-    "dataset_from_arrays",
-    "load_dataset",
-    "make_partition",
-    "normalise",
-    "token_ids",
-]

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from pfedafm_jax import kernels
-from pfedafm_jax.alone import Alone, alone
 from pfedafm_jax.checkpoint_files import fitted
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Dataset, dataset_from_arrays
@@ -23,6 +22,7 @@ from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import load_data, split
 from pfedafm_jax.files import own_version
 from pfedafm_jax.settings import bad
+from pfedafm_jax.single_client import SingleClient
 from pfedafm_jax.trained import Model, make_card, model_of
 
 
@@ -31,7 +31,7 @@ class Ready(NamedTuple):
 
     settings: str
     model: Model
-    client: Alone
+    client: SingleClient
     start: Tree  # its state before its first visit
     cost: dict[str, float]  # of a visit, without statistics, which the server adds
     card: dict[str, Any]
@@ -144,7 +144,7 @@ class Node:
         kernels.choose(config.kernels, self._log)
         common_to_all = {name: tuple(data[name]) for name in ("mean", "std")}
         dataset, train, test = self.own_data(config, data["classes"], **common_to_all)
-        client = alone(
+        client = SingleClient.of(
             method,
             network,
             seed=config.seed,

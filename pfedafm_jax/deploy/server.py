@@ -17,13 +17,15 @@ import numpy as np
 from pfedafm_jax import engine
 from pfedafm_jax.config import Config
 from pfedafm_jax.deploy.roster import Roster, stand_in
-from pfedafm_jax.deploy.wire import Head, Tree, num_bytes, pack, unpack
+from pfedafm_jax.deploy.wire import Head, Tree, pack, unpack
 from pfedafm_jax.engine import Programs, RoundResult, State
 from pfedafm_jax.engine.compile import shapes_of
-from pfedafm_jax.engine.round import _averaged, calls_of, participants_of
-from pfedafm_jax.engine.visit import Totals, Visit, added, totals_of, work
+from pfedafm_jax.engine.round import aggregate, calls_of, participants_of
+from pfedafm_jax.engine.state import start_number
+from pfedafm_jax.engine.visit import StageResult, Totals, added, totals_of, work
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.methods import Method, find_method
+from pfedafm_jax.pytrees import num_bytes
 from pfedafm_jax.settings import bad
 
 LOOK = 1.0  # seconds between two looks at who is there
@@ -197,7 +199,7 @@ class Nodes:
             group = int(programs.groups[client])
             own = {
                 "architecture": programs.architectures[group].name,
-                "start": group if config.same_start else len(programs.architectures) + client,
+                "start": start_number(config, programs.method, client, group),
             }
             heads[client] = {"kind": kind, "round": number, "after": int(self.last[client])}
             heads[client]["settings"] = settings | own
@@ -235,7 +237,7 @@ class Nodes:
             time.sleep(1.0)
         self.last[list(numbers)] = t
         totals = [_summed(programs, order, own, stage > 0) for stage, own in enumerate(sent)]
-        state = _averaged(programs, state, t, [order], totals)
+        state = aggregate(programs, state, t, [order], totals)
         there = [client for client in order if client in numbers]
         names = dict.fromkeys(name for client in there for name in numbers[client])
         info = {name: [numbers[client].get(name, np.nan) for client in there] for name in names}
@@ -280,29 +282,31 @@ def _expected(programs: Programs) -> tuple[list[Tree], set[str]]:
     shapes = shapes_of(programs.form)
     stages = [(programs.architectures[0], shapes.starts[0])]
     stages += [(None, shapes.parts)] if shapes.parts else []
-    visits = [
+    results = [
         jax.eval_shape(partial(work, network), shapes.common, state, shapes.slot)
         for network, state in stages
     ]
-    names = {name for visit in visits for name in visit.info}
-    return [(visit.upload, visit.weight) for visit in visits], names
+    names = {name for one in results for name in one.info}
+    return [(one.upload, one.weight) for one in results], names
 
 
 @jax.jit
-def _add(method: Method, totals: Totals, upload: Tree, weight: Tree, place: jax.Array) -> Totals:
-    rows = totals_of(method, Visit(None, upload, weight, {}))
-    return added(method, totals, jax.tree.map(lambda row: row[None], rows), place[None])
+def _add(method: Method, totals: Totals, upload: Tree, weight: Tree, rank: jax.Array) -> Totals:
+    rows = totals_of(method, StageResult(None, upload, weight, {}))
+    return added(method, totals, jax.tree.map(lambda row: row[None], rows), rank[None])
 
 
-def _summed(programs: Programs, order: list[int], sent: dict[int, Tree], together: bool) -> Totals:
+def _summed(
+    programs: Programs, order: list[int], sent: dict[int, Tree], shared_stage: bool
+) -> Totals:
     """The totals of a stage, added up in the order of the engine on one device."""
-    zeros = programs.compiled.zeros[int(together)]
+    zeros = programs.compiled.zeros[int(shared_stage)]
     totals = jax.tree.map(lambda leaf: np.asarray(leaf)[0], zeros)
-    for call in calls_of(programs, list(sent), programs.num_train, together=together):
+    for call in calls_of(programs, list(sent), programs.num_train, shared_stage=shared_stage):
         for client in call.clients.reshape(-1).tolist():
             if client >= 0:
-                place = np.int32(order.index(client))
-                totals = _add(programs.method_on_devices, totals, *sent[client], place)
+                rank = np.int32(order.index(client))
+                totals = _add(programs.method_on_devices, totals, *sent[client], rank)
     return programs.devices.split(jax.tree.map(lambda leaf: np.asarray(leaf)[None], totals))
 
 
@@ -319,7 +323,7 @@ class Federation(Experiment):
         names = [one.name for one in self.programs.architectures]
         own = [nodes.roster.nodes[client]["architecture"] for client in range(config.num_clients)]
         groups = np.array([names.index(name) for name in own])
-        self.programs = replace(self.programs, groups=groups, stages=("update", "sum"))
+        self.programs = replace(self.programs, groups=groups, only=("update", "sum"))
         self.state = engine.start(self.programs)
         self.nodes: Nodes = nodes
         self._loop: Any = nodes

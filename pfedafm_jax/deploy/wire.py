@@ -9,15 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from pfedafm_jax.pytrees import num_bytes
+
 Tree = Any
 Head = dict[str, Any]
-
-
-def num_bytes(template: Tree) -> int:
-    """The size of a body with arrays of these shapes."""
-    return sum(
-        int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(template)
-    )
 
 
 def pack(tree: Tree) -> bytes:

@@ -8,22 +8,3 @@ from pfedafm_jax.engine.round import RoundResult, draw_participants, evaluate, r
 from pfedafm_jax.engine.state import State, start
 from pfedafm_jax.engine.store import ClientStore
 from pfedafm_jax.engine.together import Together, can_go_together
-
-__all__ = [
-    "ClientStore",
-    "Devices",
-    "LostProcess",
-    "Processes",
-    "Programs",
-    "RoundResult",
-    "State",
-    "Together",
-    "build",
-    "can_go_together",
-    "draw_participants",
-    "evaluate",
-    "join",
-    "run_round",
-    "setup_devices",
-    "start",
-]

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from pfedafm_jax.engine.devices import Devices, matmul_precision, sum_over_devices
-from pfedafm_jax.engine.rows import place, take
 from pfedafm_jax.engine.schedule import slots_per_device
+from pfedafm_jax.engine.transfers import place, take
 from pfedafm_jax.engine.visit import (
     SERVER_KEY,
     Common,
@@ -34,7 +34,8 @@ from pfedafm_jax.engine.visit import (
 from pfedafm_jax.families import Kind, kinds_of, widen
 from pfedafm_jax.methods.base import Method, Server, average, if_any, next_broadcast
 from pfedafm_jax.models import Architecture
-from pfedafm_jax.statistics import OWN, own_statistics
+from pfedafm_jax.pytrees import num_bytes
+from pfedafm_jax.statistics import own_statistics, shared_parts_of
 
 Tree = Any
 TRACED: Counter[str] = Counter()
@@ -58,7 +59,7 @@ class Form(NamedTuple):
     precision: str  # of matrix products, see `matmul_precision`
     kernels: str  # which implementation of the kernels is traced
     runs: int = 1  # runs that share one program, see `together.py`
-    stages: tuple[str, ...] = ()  # the programs that are needed; empty: all
+    only: tuple[str, ...] = ()  # the programs that are needed; empty: all
 
     @property
     def images(self) -> Any:
@@ -78,9 +79,9 @@ class Form(NamedTuple):
         even = self.num_participants * min(1.0, 2 * share if share < 1 else 1.0)
         most = -(-int(np.ceil(even)) // len(self.devices))
         if self.devices.memory:
-            room = self.devices.memory * MEMORY_USED - _bytes(self.images)
+            room = self.devices.memory * MEMORY_USED - num_bytes(self.images)
             if shapes_of(self).common.method.sees_uploads:  # those before a call and after it
-                room -= 2 * _bytes(shapes_of(self).totals)
+                room -= 2 * num_bytes(shapes_of(self).totals)
             most = min(most, int(room / (self.runs * client_bytes(self))))
         return max(1, most)
 
@@ -116,7 +117,7 @@ class Compiled(NamedTuple):
     # (method, server, [Totals], participants, key, round) -> the next server; None: no uploads
     update: Callable | None
     sum: Callable | None  # sums the stages' [Totals] over the devices
-    place: tuple[Callable, ...]  # in lockstep, for each architecture, see `rows.py`
+    place: tuple[Callable, ...]  # in lockstep, for each architecture, see `transfers.py`
     take: tuple[Callable, ...]
     zeros: tuple[Totals, ...]  # zero totals for `train` and, if any, `shared`
     reported: tuple[str, ...]  # names of the numbers reported for each participant
@@ -181,9 +182,7 @@ def shapes_of(form: Form) -> Shapes:
         for kind in kinds
         for first in kind.members[:1]
     )
-    shared = (*method.shared_parts, OWN) if method.shared_parts else ()
-    parts = {name: starts[0][name] for name in shared if name in starts[0]}
-    count = form.num_participants
+    parts, count = shared_parts_of(method, starts[0]), form.num_participants
     totals = [zero_totals(form.architectures[0], common, starts[0], slot, count)]
     totals += [zero_totals(None, common, parts, slot, count)] if parts else []
     return Shapes(common, slot, starts, kinds, states, parts, tuple(totals))
@@ -199,7 +198,7 @@ def client_bytes(form: Form) -> int:
     """
     shapes = shapes_of(form)
     method = shapes.common.method
-    state = max(_bytes((state, shapes.common.server)) for state in shapes.states)
+    state = max(num_bytes((state, shapes.common.server)) for state in shapes.states)
     networks = *(kind.architecture for kind in shapes.kinds), method.shared
     pass_ = max(one.activations for one in networks[:-1]) + networks[-1].activations
     rows = form.train_width + method.training.batch_size  # of the frozen extractor's features
@@ -207,32 +206,28 @@ def client_bytes(form: Form) -> int:
     return 4 * state + 4 * (pass_ * method.training.batch_size + kept)
 
 
-def _bytes(tree: Tree) -> int:
-    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
 def traced(form: Form, shapes: Shapes) -> Iterator[tuple[str, Any]]:
     """Yields the lowered programs of a run with their names in `Compiled`."""
     for name, trace in _programs(form, shapes):
-        if not form.stages or name in form.stages:
+        if not form.only or name in form.only:
             yield name, trace()
 
 
 def _programs(form: Form, shapes: Shapes) -> Iterator[tuple[str, Callable[[], Any]]]:
     devices, none = form.devices, Totals({}, {})
 
-    def stage(name: str, work: Stage, kind: Kind | None, state: Tree, totals: Totals):
+    def program(name: str, stage: Stage, kind: Kind | None, state: Tree, totals: Totals):
         def trace() -> Any:
             TRACED[name] += 1
             architecture = kind.architecture if kind else None
-            program = over_slots(work, architecture, form.step(kind), form.lockstep, form.runs)
-            donate = () if work is evaluate else (2,)  # trained states overwrite the old ones
+            function = over_slots(stage, architecture, form.step(kind), form.lockstep, form.runs)
+            donate = () if stage is evaluate else (2,)  # trained states overwrite the old ones
             rows = form.runs * form.slots(kind)
             states, slots = (devices.shapes(one, rows) for one in (state, shapes.slot))
             sums, trips = devices.shapes(_runs(form, totals)), devices.shapes(_shape())
             arguments = common, sums, states, slots, trips
             with matmul_precision(form.precision):
-                return devices.lowered(program, arguments, (None, 0, 0, 0, 0), donate=donate)
+                return devices.lowered(function, arguments, (None, 0, 0, 0, 0), donate=donate)
 
         return name, trace
 
@@ -240,10 +235,10 @@ def _programs(form: Form, shapes: Shapes) -> Iterator[tuple[str, Callable[[], An
     if form.runs > 1:
         common = _runs(form, common)._replace(images=common.images, labels=common.labels)
     for kind, state in zip(shapes.kinds, shapes.states, strict=True):
-        yield stage("train", work, kind, state, shapes.totals[0])
-        yield stage("evaluate", evaluate, kind, state, none)
+        yield program("train", work, kind, state, shapes.totals[0])
+        yield program("evaluate", evaluate, kind, state, none)
     if shapes.parts:
-        yield stage("shared", work, None, shapes.parts, shapes.totals[1])
+        yield program("shared", work, None, shapes.parts, shapes.totals[1])
     for number, architecture in enumerate(form.architectures) if form.lockstep else ():
         index = next(i for i, kind in enumerate(shapes.kinds) if number in kind.members)
         kind, wide = shapes.kinds[index], shapes.states[index]
@@ -265,8 +260,8 @@ def _programs(form: Form, shapes: Shapes) -> Iterator[tuple[str, Callable[[], An
         number: jax.Array,
     ) -> Server:
         TRACED["update"] += 1
-        numerator = {name: part for stage in totals for name, part in stage.numerator.items()}
-        weight = {name: part for stage in totals for name, part in stage.weight.items()}
+        numerator = {name: part for one in totals for name, part in one.numerator.items()}
+        weight = {name: part for one in totals for name, part in one.weight.items()}
         if not method.sees_uploads:
             new = method.server_update(server, average(server, numerator, weight))
             return if_any(weight, new, server)

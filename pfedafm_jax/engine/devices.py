@@ -105,15 +105,16 @@ class Devices:
             raise bad("devices", count, f"0 (all) to {len(available)} on this machine")
         self.devices, self.backend = available[: count or len(available)], backend
         self.lower_for, self._absent = lower_for, bool(devices)
+        self._identity = backend, lower_for, *self.devices
         self._mesh = Mesh(np.array(self.devices), (AXIS,))
         self.everyone = NamedSharding(self._mesh, PartitionSpec())
         self.rows = NamedSharding(self._mesh, PartitionSpec(AXIS))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Devices) and hash(self) == hash(other)
+        return isinstance(other, Devices) and self._identity == other._identity
 
     def __hash__(self) -> int:
-        return hash((self.backend, self.lower_for, *self.devices))
+        return hash(self._identity)
 
     def __len__(self) -> int:
         return len(self.devices)

@@ -14,11 +14,12 @@ from pfedafm_jax.data import NORMALISATION, Dataset, Partition
 from pfedafm_jax.engine.compile import Compiled, Form, compiled, shapes_of
 from pfedafm_jax.engine.devices import Devices
 from pfedafm_jax.engine.processes import Processes
-from pfedafm_jax.engine.rows import Buffers
+from pfedafm_jax.engine.transfers import Buffers
 from pfedafm_jax.engine.visit import Common
 from pfedafm_jax.methods import make_method
 from pfedafm_jax.methods.base import Cost, Method, Server
 from pfedafm_jax.models import Architecture
+from pfedafm_jax.pytrees import as_numbers, num_values
 from pfedafm_jax.settings import bad
 from pfedafm_jax.statistics import statistics_of
 from pfedafm_jax.training import table_width
@@ -40,7 +41,7 @@ class Programs:
             with zeros.
         lockstep: whether a device trains all its clients at once, see `compile.py`.
         runs: the number of runs whose clients these are, see `together.py`.
-        stages: names of the programs to compile; empty: all.
+        only: names of the programs to compile; empty: all.
     """
 
     config: Config
@@ -61,7 +62,7 @@ class Programs:
     test_rows: np.ndarray
     lockstep: bool
     runs: int = 1
-    stages: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
 
     @property
     def form(self) -> Form:
@@ -79,7 +80,7 @@ class Programs:
             precision=self.config.precision,
             kernels=str(kernels.implementation()),
             runs=self.runs,
-            stages=self.stages,
+            only=self.only,
         )
 
     @cached_property
@@ -112,7 +113,7 @@ class Programs:
     @cached_property
     def method_on_devices(self) -> Method:
         """The method with its numbers on every device."""
-        return self.devices.replicate(jax.tree.map(_number, self.method))
+        return self.devices.replicate(as_numbers(self.method))
 
     @cached_property
     def macs(self) -> np.ndarray:
@@ -144,7 +145,7 @@ class Programs:
     def statistics_sent(self) -> int:
         """Running statistics that travel each way in a visit, where they are averaged."""
         server = shapes_of(self.form).common.server if self.method.statistics == "averaged" else {}
-        return sum(int(np.prod(leaf.shape)) for leaf in statistics_of(server).values())
+        return num_values(statistics_of(server))
 
     def costs(self, clients: Sequence[int] | np.ndarray) -> list[Cost]:
         """The cost of one visit of each of these clients."""
@@ -153,10 +154,8 @@ class Programs:
             seen = len(np.unique(self.dataset.labels[self.partition.train[client]]))
             architecture = self.architectures[self.groups[client]]
             own = self.method.cost(architecture, float(self.num_train[client]), seen)
-            up, down = (
-                floats + self.statistics_sent for floats in (own.floats_up, own.floats_down)
-            )
-            return Cost(up, down, own.flops)
+            more = self.statistics_sent
+            return Cost(own.floats_up + more, own.floats_down + more, own.flops)
 
         return [cost(client) for client in clients]
 
@@ -207,7 +206,3 @@ def _padded(rows: Sequence[np.ndarray], tight: bool) -> np.ndarray:
     for index, row in enumerate(rows):
         table[index, : len(row)] = row
     return table
-
-
-def _number(value: Any) -> np.ndarray:
-    return np.asarray(value, np.uint32 if np.asarray(value).dtype.kind == "u" else np.float32)

@@ -15,11 +15,11 @@ from pfedafm_jax.engine.state import State
 from pfedafm_jax.engine.store import stacked
 from pfedafm_jax.engine.visit import Slots, Totals, Worked
 from pfedafm_jax.settings import bad
-from pfedafm_jax.statistics import OWN
+from pfedafm_jax.statistics import PRIVATE_STATISTICS
 
 Tree = Any
 Reports = dict[int, dict[str, Any]]  # client → name → number
-Parts = dict[int, tuple[float, int]]  # client → its weight, its index among its run's participants
+Entries = dict[int, tuple[float, int]]  # client → its weight and its rank, see `Slots`
 
 
 class RoundResult(NamedTuple):
@@ -76,14 +76,14 @@ def run_round(
         raise bad("participants", max(map(len, runs)), accepted)
     by_samples = config.aggregation == "samples"
     weights = {k: float(programs.num_train[k]) if by_samples else 1.0 for k in order}
-    parts = {k: (weights[k], place) for run in runs for place, k in enumerate(run)}
+    entries = {k: (weights[k], rank) for run in runs for rank, k in enumerate(run)}
     state, mine = _fetched(programs, state, order)
     reports: Reports = {client: {} for client in mine}
-    totals = [_train(programs, state, t, mine, parts, reports)]
+    totals = [_train(programs, state, t, {k: entries[k] for k in mine}, reports)]
     if programs.method.shared_parts:
-        parts = {client: parts[client] for client in mine if reports[client]["finite"]}
-        totals.append(_train_shared(programs, state, t, parts, reports))
-    state = _averaged(programs, state, t, runs, totals)
+        finite = {k: entries[k] for k in mine if reports[k]["finite"]}
+        totals.append(_train(programs, state, t, finite, reports, shared_stage=True))
+    state = aggregate(programs, state, t, runs, totals)
     return state, RoundResult(np.array(order, int), _collected(programs, order, reports), dropped)
 
 
@@ -121,68 +121,51 @@ def _train(
     programs: Programs,
     state: State,
     t: int | np.ndarray,
-    clients: list[int],
-    parts: Parts,
+    entries: Entries,
     reports: Reports,
+    shared_stage: bool = False,
 ) -> Totals:
-    """Trains and evaluates these clients.
+    """Trains the clients in `entries`: in the stage of their own architectures, after which they are
+    evaluated, or in the one that all architectures share.
 
     Returns:
         The sums for the average. States go to the store, reports to `reports`.
     """
     compiled, common = programs.compiled, programs.common(state.server, t)
-    totals = compiled.zeros[0]
-    pending: list[tuple[Call, Tree, Tree]] = []
-    for call in calls_of(programs, clients, programs.num_train):
-        slots = _slots(programs, call, parts)
-        states = _states(programs, state, call)
-        worked: Worked = compiled.train[call.kind](common, totals, states, slots, call.trips)
+    stage: Any = (compiled.shared,) if shared_stage else compiled.train
+    totals, nothing, pending = compiled.zeros[int(shared_stage)], Totals({}, {}), []
+
+    def finish(call: Call, states: Tree, info: Tree) -> None:
+        if not shared_stage and programs.lockstep:
+            programs.buffers.save(call, states, state.store)
+        elif not shared_stage:
+            for client, own in _each(call, states):
+                state.store.write(client, own)
+        elif PRIVATE_STATISTICS in states:  # the only part that the shared stage changes
+            for client, own in _each(call, {PRIVATE_STATISTICS: states[PRIVATE_STATISTICS]}):
+                state.store.write(client, {**state.store.state(client), **own})
+        _report(call, info, reports)
+
+    for call in calls_of(programs, list(entries), programs.num_train, shared_stage):
+        slots = _slots(programs, call, entries)
+        states = _states(programs, state, call, shared_stage)
+        worked: Worked = stage[call.kind](common, totals, states, slots, call.trips)
         totals, info = worked.totals, worked.info
         # `work` has evaluated clients whose update has a `view`; the others are evaluated here, with
         # the broadcast that they received.
-        if not any(name.startswith("accuracy/") for name in info):
-            evaluate, nothing = compiled.evaluate[call.kind], Totals({}, {})
+        if not shared_stage and not any(name.startswith("accuracy/") for name in info):
+            evaluate = compiled.evaluate[call.kind]
             info = {**info, **evaluate(common, nothing, worked.state, slots, call.trips).info}
         pending.append((call, worked.state, info))
         # In lockstep at most two calls are in progress: one computes while the next is copied.
         while programs.lockstep and len(pending) > 1:
-            _finish(programs, state, reports, *pending.pop(0))
+            finish(*pending.pop(0))
     for done in pending:
-        _finish(programs, state, reports, *done)
+        finish(*done)
     return totals
 
 
-def _finish(
-    programs: Programs, state: State, reports: Reports, call: Call, states: Tree, info: Tree
-) -> None:
-    """Stores the new states and the reports of a call's clients."""
-    if programs.lockstep:
-        programs.buffers.save(call, states, state.store)
-    else:
-        for client, own in _each(call, states):
-            state.store.write(client, own)
-    _report(call, info, reports)
-
-
-def _train_shared(
-    programs: Programs, state: State, t: int | np.ndarray, parts: Parts, reports: Reports
-) -> Totals:
-    """The stage that all architectures share, for the clients in `parts`."""
-    compiled, common = programs.compiled, programs.common(state.server, t)
-    assert compiled.shared is not None
-    totals = compiled.zeros[1]
-    for call in calls_of(programs, list(parts), programs.num_train, together=True):
-        states, slots = _states(programs, state, call, True), _slots(programs, call, parts)
-        worked = compiled.shared(common, totals, states, slots, call.trips)
-        totals = worked.totals
-        if OWN in worked.state:  # the clients' own statistics, see `statistics.py`
-            for client, own in _each(call, {OWN: worked.state[OWN]}):
-                state.store.write(client, {**state.store.state(client), **own})
-        _report(call, worked.info, reports)
-    return totals
-
-
-def _averaged(
+def aggregate(
     programs: Programs,
     state: State,
     t: int | np.ndarray,
@@ -210,16 +193,16 @@ def _averaged(
 
 
 def calls_of(
-    programs: Programs, clients: list[int], samples: np.ndarray, together: bool = False
+    programs: Programs, clients: list[int], samples: np.ndarray, shared_stage: bool = False
 ) -> list[Call]:
-    """Calls that cover these clients, by kind or `together`, balanced by samples × model cost."""
+    """Calls that cover these clients, by kind, or of the `shared_stage`; balanced by cost."""
     form, count = programs.form, programs.config.num_clients
-    kinds = [None] if together else shapes_of(form).kinds
-    macs = float(programs.method.shared.macs) if together else programs.macs
+    kinds = [None] if shared_stage else shapes_of(form).kinds
+    macs = float(programs.method.shared.macs) if shared_stage else programs.macs
     plan = partial(
         schedule,
-        groups=np.zeros_like(programs.groups) if together else programs.kinds,
-        work=samples * macs,
+        kinds=np.zeros_like(programs.groups) if shared_stage else programs.kinds,
+        costs=samples * macs,
         num_devices=len(programs.devices),
         clients_per_step=[form.step(kind) for kind in kinds],
         slots=[form.slots(kind) for kind in kinds],
@@ -228,19 +211,19 @@ def calls_of(
     return merged([plan(own) for own in runs])
 
 
-def _states(programs: Programs, state: State, call: Call, together: bool = False) -> Tree:
-    """States of a call's clients `[devices, slots, …]`; if `together`, only the shared parts."""
+def _states(programs: Programs, state: State, call: Call, shared_stage: bool = False) -> Tree:
+    """States of a call's clients `[devices, slots, …]`; of the `shared_stage`, parts of them."""
     store, shapes = state.store, programs.compiled.shapes
-    if programs.lockstep and not together:
+    if programs.lockstep and not shared_stage:
         return programs.buffers.load(call, store)
     # In a loop, kinds are architectures.
-    like = shapes.parts if together else shapes.starts[call.kind]
+    like = shapes.parts if shared_stage else shapes.starts[call.kind]
     clients = call.clients.reshape(-1).tolist()
     states = [store.state(client, tuple(like)) if client >= 0 else None for client in clients]
     return _folded(call, stacked(states, like))
 
 
-def _slots(programs: Programs, call: Call, parts: Parts) -> Slots:
+def _slots(programs: Programs, call: Call, entries: Entries) -> Slots:
     """Data and weights of a call's clients `[devices, slots, …]`."""
     flat = call.clients.reshape(-1)
 
@@ -248,13 +231,13 @@ def _slots(programs: Programs, call: Call, parts: Parts) -> Slots:
         return np.where(flat >= 0, sizes[flat], 0).astype(np.int32)
 
     nobody = 0.0, programs.config.num_participants
-    own = [parts.get(int(client), nobody) for client in flat]
+    own = [entries.get(int(client), nobody) for client in flat]
     weight = np.array([weight for weight, _ in own], np.float32)
-    place = np.array([place for _, place in own], np.int32)
+    rank = np.array([rank for _, rank in own], np.int32)
     client = (np.maximum(flat, 0) % programs.config.num_clients).astype(np.int32)  # in its own run
     train, test = programs.train_rows[flat], programs.test_rows[flat]
     sizes = count(programs.num_train), count(programs.num_test)
-    rows: Any = (client, train, sizes[0], test, sizes[1], weight, place)
+    rows: Any = (client, train, sizes[0], test, sizes[1], weight, rank)
     return _folded(call, Slots(*rows))
 
 
@@ -284,8 +267,8 @@ def _fetched(programs: Programs, state: State, order: list[int]) -> tuple[State,
     processes, store = programs.processes, state.store
     if processes.count == 1:
         return state, order
-    work = programs.num_train * programs.macs
-    process = assign(order, work, state.home, processes.devices)
+    costs = programs.num_train * programs.macs
+    process = assign(order, costs, state.home, processes.devices)
     mine = [client for client, new in zip(order, process, strict=True) if new == processes.index]
     for client, new in zip(order, process, strict=True):
         if state.home[client] in (-1, new):
@@ -310,8 +293,8 @@ def _collected(programs: Programs, order: list[int], reports: Reports) -> dict[s
         names = [name for name in names if any(name in own for own in reports.values())]
     missing = np.float32(np.nan)  # a client whose first stage was discarded has no second one
     table = np.zeros((len(names), len(order)), np.float32)
-    for place, client in enumerate(order):
+    for column, client in enumerate(order):
         if client in reports:
-            table[:, place] = [reports[client].get(name, missing) for name in names]
+            table[:, column] = [reports[client].get(name, missing) for name in names]
     rows = zip(names, programs.processes.sum(table), strict=True)
     return {name: row.astype(bool) if name == "finite" else row for name, row in rows}

@@ -15,17 +15,17 @@ class Call(NamedTuple):
 
 
 def slots_per_device(
-    num_participants: int, num_groups: int, num_devices: int, clients_per_step: int
+    num_participants: int, num_kinds: int, num_devices: int, clients_per_step: int
 ) -> int:
     """Slots of a program: twice an even share, at least four steps; the rest takes more calls."""
-    even = -(-2 * num_participants // (num_groups * num_devices))
+    even = -(-2 * num_participants // (num_kinds * num_devices))
     return max(4, -(-even // clients_per_step)) * clients_per_step
 
 
 def schedule(
     clients: Sequence[int],
-    groups: np.ndarray,
-    work: np.ndarray,
+    kinds: np.ndarray,
+    costs: np.ndarray,
     *,
     num_devices: int,
     clients_per_step: Sequence[int],
@@ -33,46 +33,46 @@ def schedule(
 ) -> list[Call]:
     """Calls that train all of `clients`, balanced over the devices.
 
-    Each device has its own number of steps per group, so one may take three clients with a
-    large network while another takes the small ones. Only the last step of a group has padding.
+    Each device has its own number of steps per kind, so one may take three clients with a
+    large network while another takes the small ones. Only the last step of a kind has padding.
 
     Args:
         clients: whom to train.
-        groups: the group of each client, int `[clients]`; a call has clients of one group.
-        work: the expected cost of each client, float `[clients]`.
+        kinds: the kind of each client, int `[clients]`; a call has clients of one kind.
+        costs: the expected cost of each client, float `[clients]`.
         num_devices: of this process.
-        clients_per_step: how many clients a device trains at once, for each group.
-        slots: clients per device and call, for each group.
+        clients_per_step: how many clients a device trains at once, for each kind.
+        slots: clients per device and call, for each kind.
     """
-    steps = []  # (cost, group, clients); the first client of a step is its largest
-    for group in sorted({int(groups[client]) for client in clients}):
-        members = sorted((c for c in clients if groups[c] == group), key=lambda c: (-work[c], c))
-        size = clients_per_step[group]
+    steps = []  # (cost, kind, clients); the first client of a step is its largest
+    for kind in sorted({int(kinds[client]) for client in clients}):
+        members = sorted((c for c in clients if kinds[c] == kind), key=lambda c: (-costs[c], c))
+        size = clients_per_step[kind]
         for start in range(0, len(members), size):
             step = members[start : start + size]
-            steps.append((size * float(work[step[0]]), group, step))
+            steps.append((size * float(costs[step[0]]), kind, step))
     steps.sort(key=lambda item: (-item[0], item[1], item[2]))
     load = [0.0] * num_devices
     queues: dict[int, list[list[list[int]]]] = {}
-    for cost, group, step in steps:
+    for cost, kind, step in steps:
         device = int(np.argmin(load))
         load[device] += cost
-        queues.setdefault(group, [[] for _ in range(num_devices)])[device].append(step)
+        queues.setdefault(kind, [[] for _ in range(num_devices)])[device].append(step)
 
     calls = []
-    for group in sorted(queues):
-        size = clients_per_step[group]
-        per_call = slots[group] // size
-        longest = max(len(queue) for queue in queues[group])
+    for kind in sorted(queues):
+        size = clients_per_step[kind]
+        per_call = slots[kind] // size
+        longest = max(len(queue) for queue in queues[kind])
         for start in range(0, longest, per_call):
-            table = np.full((num_devices, slots[group]), -1, np.int64)
+            table = np.full((num_devices, slots[kind]), -1, np.int64)
             trips = np.zeros(num_devices, np.int32)
-            for device, queue in enumerate(queues[group]):
+            for device, queue in enumerate(queues[kind]):
                 queued = queue[start : start + per_call]
                 trips[device] = len(queued)
                 for index, step in enumerate(queued):
                     table[device, index * size : index * size + len(step)] = step
-            calls.append(Call(group, table, trips))
+            calls.append(Call(kind, table, trips))
     return calls
 
 
@@ -98,39 +98,39 @@ def merged(several: Sequence[list[Call]]) -> list[Call]:
 
 
 def assign(
-    clients: Sequence[int], work: np.ndarray, home: np.ndarray, devices: np.ndarray
+    clients: Sequence[int], costs: np.ndarray, home: np.ndarray, devices: np.ndarray
 ) -> np.ndarray:
     """Chooses each participant's process: its home, unless the round would then take longer.
 
     Args:
         clients: the participants.
-        work: the expected cost of each client, float `[clients]`.
+        costs: the expected cost of each client, float `[clients]`.
         home: the process that keeps each client's state, -1 if it was never drawn, int `[clients]`.
         devices: the number of devices of each process, which is its share of the work.
 
     Returns:
         The process of each of `clients`, int `[len(clients)]`.
     """
-    order = sorted(range(len(clients)), key=lambda index: (-work[clients[index]], clients[index]))
+    order = sorted(range(len(clients)), key=lambda index: (-costs[clients[index]], clients[index]))
 
     def least_loaded(load: np.ndarray, client: int) -> int:
-        return int(np.argmin((load + work[client]) / devices))
+        return int(np.argmin((load + costs[client]) / devices))
 
     even = np.zeros(len(devices))
     for index in order:
-        even[least_loaded(even, clients[index])] += work[clients[index]]
+        even[least_loaded(even, clients[index])] += costs[clients[index]]
     limit = np.max(even / devices)  # the duration of the round if states could move freely
     load, chosen, moving = np.zeros(len(devices)), np.full(len(clients), -1), []
     for index in order:
         client = clients[index]
         process = int(home[client])
-        if process >= 0 and (load[process] + work[client]) / devices[process] <= limit:
+        if process >= 0 and (load[process] + costs[client]) / devices[process] <= limit:
             chosen[index] = process
-            load[process] += work[client]
+            load[process] += costs[client]
         else:
             moving.append(index)
     for index in moving:
         client = clients[index]
         chosen[index] = least_loaded(load, client)
-        load[chosen[index]] += work[client]
+        load[chosen[index]] += costs[client]
     return chosen

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from pfedafm_jax.config import Config
 from pfedafm_jax.engine.compile import init_client, init_server
 from pfedafm_jax.engine.programs import Programs
 from pfedafm_jax.engine.store import ClientStore
@@ -29,8 +30,16 @@ class State(NamedTuple):
     home: np.ndarray
 
 
+def start_number(config: Config, method: Method, client: int, group: int | None) -> int:
+    """Selects the random numbers of a client's initial state: those of its group with `same_start`,
+    otherwise, and for a newcomer, who has no group, its own."""
+    if group is not None and config.same_start:
+        return group
+    return len(method.architectures) + client
+
+
 def client_start(method: Method, key: jax.Array, number: int, architecture: Architecture) -> Tree:
-    """A client's initial state, as numpy arrays; `number` selects the random numbers."""
+    """A client's initial state, as numpy arrays; `number` is its `start_number`."""
     own = jax.random.fold_in(jax.random.fold_in(key, START_KEY), number)
     return jax.device_get(init_client(method, own, architecture))
 
@@ -40,18 +49,19 @@ def start(programs: Programs, folder: str | None = None) -> State:
 
     Clients of one architecture start with the same weights unless `same_start` is off.
     """
-    config, architectures = programs.config, programs.architectures
+    config, method, architectures = programs.config, programs.method, programs.architectures
 
     def group_start(group: int) -> Tree:
-        return client_start(programs.method, programs.key, group, architectures[group])
+        return client_start(method, programs.key, group, architectures[group])
 
     def own_start(client: int) -> Tree:
-        group, number = int(programs.groups[client]), len(architectures) + client
-        return client_start(programs.method, programs.key, number, architectures[group])
+        group = int(programs.groups[client])
+        number = start_number(config, method, client, group)
+        return client_start(method, programs.key, number, architectures[group])
 
     with ThreadPoolExecutor() as pool:
         server_key = jax.random.fold_in(programs.key, SERVER_KEY)
-        server = pool.submit(init_server, programs.method, server_key)
+        server = pool.submit(init_server, method, server_key)
         starts = list(pool.map(group_start, range(len(architectures))))
     own = None if config.same_start else own_start
     store = ClientStore(starts, programs.groups, place=config.store, folder=folder, start_of=own)

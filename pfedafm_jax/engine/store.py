@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from pfedafm_jax.errors import StorageError
+from pfedafm_jax.pytrees import num_bytes
 
 Tree = Any
 
@@ -89,8 +90,7 @@ class ClientStore:
         self.changed = np.zeros(len(self.groups), bool)
         self._starts = [jax.tree.map(np.asarray, start) for start in starts]
         self._start_of = start_of
-        leaves = [jax.tree.leaves(start) for start in self._starts]
-        self.row_bytes = np.array([sum(leaf.nbytes for leaf in own) for own in leaves])
+        self.row_bytes = np.array([num_bytes(start) for start in self._starts])
         self.nbytes = int(self.row_bytes @ sizes)  # of all clients together
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self.on_disk = place == "disk" or (place == "auto" and self.nbytes > memory // 3)

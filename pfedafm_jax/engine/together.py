@@ -19,13 +19,13 @@ from pfedafm_jax.engine.state import State
 from pfedafm_jax.engine.store import ClientStore
 
 Tree = Any
-OWN = ("evaluate", "place", "take")  # programs that each run calls by itself
+CALLED_BY_EACH_RUN = ("evaluate", "place", "take")  # programs that each run calls by itself
 
 
 def can_go_together(several: Sequence[Programs]) -> str:
     """The reason why these runs cannot share one program; empty if they can."""
     first = several[0]
-    forms = {one.form._replace(train_width=0, test_width=0, stages=()) for one in several}
+    forms = {one.form._replace(train_width=0, test_width=0, only=()) for one in several}
     if not all(one.lockstep for one in several):
         return "a CPU trains one client after the other; --layout lockstep trains them at once"
     if first.processes.count > 1:
@@ -40,7 +40,7 @@ class Together:
 
     def __init__(self, several: Sequence[Programs]):
         first, self._several = several[0], several
-        self._programs = replace(first, stages=())
+        self._programs = replace(first, only=())
         if len(several) > 1:
             keys = np.stack([np.asarray(one.key_data) for one in several])
             methods = [one.method for one in several]

@@ -33,7 +33,7 @@ class Slots(NamedTuple):
     test: jax.Array  # int32 [slots, longest test]
     num_test: jax.Array  # int32 [slots]
     weight: jax.Array  # float32 [slots]: weight in the average
-    place: jax.Array  # int32 [slots]: index among its run's participants; past the end if empty
+    rank: jax.Array  # int32 [slots]: index among its run's participants; past the end if empty
 
 
 class Common(NamedTuple):
@@ -47,7 +47,7 @@ class Common(NamedTuple):
     round: jax.Array  # int32
 
 
-class Visit(NamedTuple):
+class StageResult(NamedTuple):
     """One client's result of one stage."""
 
     state: Tree  # the client's new state; None: unchanged
@@ -72,18 +72,18 @@ class Worked(NamedTuple):
     info: dict[str, jax.Array]  # [slots] each, 0 for slots that no step reached
 
 
-def totals_of(method: Method, visit: Visit) -> Totals:
+def totals_of(method: Method, result: StageResult) -> Totals:
     """One client's contribution to the totals: its weighted uploads, or the uploads themselves."""
-    sent = visit.upload if method.sees_uploads else weigh(visit.upload, visit.weight)
-    return Totals(sent, visit.weight)
+    sent = result.upload if method.sees_uploads else weigh(result.upload, result.weight)
+    return Totals(sent, result.weight)
 
 
-def added(method: Method, totals: Totals, rows: Totals, places: jax.Array) -> Totals:
-    """Totals with those of some clients `[clients, …]`: the sum, or each at its own place."""
+def added(method: Method, totals: Totals, rows: Totals, ranks: jax.Array) -> Totals:
+    """Totals with those of some clients `[clients, …]`: the sum, or each at its rank."""
 
     def add(total: jax.Array, row: jax.Array) -> jax.Array:
         if method.sees_uploads:
-            return total.at[places].add(row, mode="drop")
+            return total.at[ranks].add(row, mode="drop")
         return total + jnp.sum(row, axis=0)
 
     return jax.tree.map(add, totals, rows)
@@ -108,7 +108,9 @@ def _finite(tree: Tree) -> jax.Array:
     return jnp.all(jnp.stack([jnp.sum(0.0 * leaf) == 0 for leaf in floats]))
 
 
-def work(architecture: Architecture | None, common: Common, state: Tree, slot: Slots) -> Visit:
+def work(
+    architecture: Architecture | None, common: Common, state: Tree, slot: Slots
+) -> StageResult:
     """One participant's training in one stage; `architecture` None: the stage that all share.
 
     An update with NaN or infinity is discarded: the client keeps its old state and has weight 0 in
@@ -134,13 +136,15 @@ def work(architecture: Architecture | None, common: Common, state: Tree, slot: S
         info |= accuracies(method, architecture, new, update.view, data)
     sent = (update.upload, update.weight)
     upload, weight = if_finite(sent, jax.tree.map(jnp.zeros_like, sent))
-    return Visit(new, upload, weight, info)
+    return StageResult(new, upload, weight, info)
 
 
-def evaluate(architecture: Architecture | None, common: Common, state: Tree, slot: Slots) -> Visit:
+def evaluate(
+    architecture: Architecture | None, common: Common, state: Tree, slot: Slots
+) -> StageResult:
     """A client's accuracy in this state, with the broadcast in `common`."""
-    data = data_of(common, slot)
-    return Visit(None, {}, {}, accuracies(common.method, architecture, state, common.server, data))
+    data, server = data_of(common, slot), common.server
+    return StageResult(None, {}, {}, accuracies(common.method, architecture, state, server, data))
 
 
 def accuracies(
@@ -156,7 +160,7 @@ def accuracies(
     return {f"accuracy/{name}": value for name, value in found.items()}
 
 
-Stage = Callable[[Architecture | None, Common, Tree, Slots], Visit]
+Stage = Callable[[Architecture | None, Common, Tree, Slots], StageResult]
 
 
 def over_slots(
@@ -183,15 +187,17 @@ def over_slots(
     """
     size = clients_per_step
 
-    def one(common: Common, state: Tree, slot: Slots) -> tuple[Visit, Totals]:
+    def one(common: Common, state: Tree, slot: Slots) -> tuple[StageResult, Totals]:
         if size > 1 or lockstep:
             training = replace(common.method.training, axis=CLIENT_AXIS)
             common = common._replace(method=replace(common.method, training=training))
-        visit = stage(architecture, common, state, slot)
-        return visit, totals_of(common.method, visit)
+        result = stage(architecture, common, state, slot)
+        return result, totals_of(common.method, result)
 
     @jax.jit  # jitted, so that it is traced once for both its shapes and the loop
-    def some(common: Common, states: Tree, slots: Slots, first: jax.Array) -> tuple[Visit, Totals]:
+    def some(
+        common: Common, states: Tree, slots: Slots, first: jax.Array
+    ) -> tuple[StageResult, Totals]:
         rows = jax.tree.map(lambda b: lax.dynamic_slice_in_dim(b, first, size), (states, slots))
         if size == 1:  # no vmap: on a CPU a plain product is faster than a batched one
             row = jax.tree.map(lambda leaf: lax.squeeze(leaf, [0]), rows)
@@ -199,9 +205,9 @@ def over_slots(
         return jax.vmap(one, in_axes=(None, 0, 0), axis_name=CLIENT_AXIS)(common, *rows)
 
     def all_at_once(common: Common, totals: Totals, states: Tree, slots: Slots, _: jax.Array):
-        visit, rows = jax.vmap(one, (None, 0, 0), axis_name=CLIENT_AXIS)(common, states, slots)
-        totals = added(common.method, totals, rows, slots.place)
-        return Worked(visit.state, totals, visit.info)
+        result, rows = jax.vmap(one, (None, 0, 0), axis_name=CLIENT_AXIS)(common, states, slots)
+        totals = added(common.method, totals, rows, slots.rank)
+        return Worked(result.state, totals, result.info)
 
     def several(common: Common, totals: Totals, states: Tree, slots: Slots, trips: jax.Array):
         split = partial(jax.tree.map, lambda leaf: leaf.reshape(runs, -1, *leaf.shape[1:]))
@@ -212,23 +218,23 @@ def over_slots(
         return Worked(join(worked.state), worked.totals, join(worked.info))
 
     def put(buffer: Tree, rows: Tree, first: jax.Array) -> Tree:
-        place = partial(lax.dynamic_update_slice_in_dim, start_index=first, axis=0)
-        return jax.tree.map(place, buffer, rows)
+        write = partial(lax.dynamic_update_slice_in_dim, start_index=first, axis=0)
+        return jax.tree.map(write, buffer, rows)
 
     def program(common: Common, totals: Totals, states: Tree, slots: Slots, trips: jax.Array):
-        visit, _ = jax.eval_shape(some, common, states, slots, jnp.int32(0))
+        result, _ = jax.eval_shape(some, common, states, slots, jnp.int32(0))
         count = slots.num_train.shape[0]
-        info = jax.tree.map(lambda s: jnp.zeros((count, *s.shape[1:]), s.dtype), visit.info)
-        kept = None if visit.state is None else states
+        info = jax.tree.map(lambda s: jnp.zeros((count, *s.shape[1:]), s.dtype), result.info)
+        kept = None if result.state is None else states
 
         def body(index: jax.Array, carry: Worked) -> Worked:
             # Not weakly typed, so that `some` is traced once.
             first = lax.convert_element_type(index * size, jnp.int32)
             new, rows = some(common, states if carry.state is None else carry.state, slots, first)
-            places = lax.dynamic_slice_in_dim(slots.place, first, size)
+            ranks = lax.dynamic_slice_in_dim(slots.rank, first, size)
             return Worked(
                 put(carry.state, new.state, first),
-                added(common.method, carry.totals, rows, places),
+                added(common.method, carry.totals, rows, ranks),
                 put(carry.info, new.info, first),
             )
 

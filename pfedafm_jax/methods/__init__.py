@@ -122,19 +122,3 @@ def chosen_methods(wanted: str | Sequence[str]) -> list[str]:
     listed = wanted.split(",") if isinstance(wanted, str) else wanted
     names = [found for name in listed for found in (PAPER_METHODS if name == "all" else (name,))]
     return [find_method(name).name for name in dict.fromkeys(names)]
-
-
-__all__ = [
-    "PAPER_METHODS",
-    "Cost",
-    "Method",
-    "MethodSettings",
-    "PFedAFM",
-    "Update",
-    "Uploads",
-    "chosen_methods",
-    "find_method",
-    "make_method",
-    "method_names",
-    "register_method",
-]

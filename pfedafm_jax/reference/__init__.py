@@ -7,5 +7,3 @@ it runs `pfedafm_released`, whose clients depend on one another. All have a
 """
 
 from pfedafm_jax.reference import algorithm1, plain, released
-
-__all__ = ["algorithm1", "plain", "released"]

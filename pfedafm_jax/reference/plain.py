@@ -14,7 +14,7 @@ from pfedafm_jax.engine import Programs, RoundResult, State
 from pfedafm_jax.engine.round import participants_of
 from pfedafm_jax.engine.visit import SERVER_KEY, client_key
 from pfedafm_jax.methods.base import Uploads, next_broadcast
-from pfedafm_jax.statistics import OWN, kept, received
+from pfedafm_jax.statistics import PRIVATE_STATISTICS, kept, received, shared_parts_of
 from pfedafm_jax.training import ClientData
 
 Tree = Any
@@ -70,13 +70,13 @@ def run_round(
         if report["finite"]:
             sent[k] = dict(update.upload), dict(update.weight)
         if report["finite"] and method.shared_parts:
-            shared = (*method.shared_parts, OWN)
-            parts = {name: client[name] for name in shared if name in client}
+            parts = shared_parts_of(method, client)
             update = shared_update(method, key, parts, server, data, np.float32(weight))
             report |= {name: float(value) for name, value in update.info.items()}
             report["finite"] = finite((update.upload, update.info))
-            if report["finite"] and OWN in client:
-                state.store.write(k, {**client, OWN: update.client[OWN]})
+            if report["finite"] and PRIVATE_STATISTICS in client:
+                own = {PRIVATE_STATISTICS: update.client[PRIVATE_STATISTICS]}
+                state.store.write(k, {**client, **own})
             if report["finite"]:
                 sent[k][0].update(update.upload)
                 sent[k][1].update(update.weight)
