@@ -91,15 +91,33 @@ def differences(runs: Sequence[Run]) -> str:
 def models(run: Run) -> str:
     """pFedAFM's mixed model beside the small and the large one alone, by stretch of rounds."""
     mixed, small, large = (participants(run, name) for name in ("", "small", "large"))
-    mix = run.per_round()["mix_mean"].to_numpy()
+    mix, clients = run.per_round()["mix_mean"].to_numpy(), run.clients
     rows = []
     for part in np.array_split(np.arange(len(mixed)), STRETCHES):
         row = [f"{part[0] + 1} to {part[-1] + 1}"]
         row += [f"{one[part].mean():.2f}" for one in (mixed, small, large)]
         row += [with_error((mixed - small)[part]), f"{mix[part].mean():.3f}"]
-        rows.append(row)
+        inside = np.isin(clients["evaluation_rounds"], part + 1)
+        everyone = (clients[f"all_clients/accuracy{name}"][inside] for name in ("", "/small"))
+        rows.append(row + [f"{100 * values.mean():.2f}" for values in everyone])
     heads = ["rounds", "mixed", "small alone", "large alone", "mixed − small", "mean mix"]
-    return markdown(heads, rows)
+    return markdown([*heads, "all clients, mixed", "all clients, small alone"], rows)
+
+
+def by_architecture(run: Run) -> str:
+    """What mixing adds to the small model at clients of each architecture, early and late."""
+    clients, rows = run.clients, []
+    gain = 100 * (clients["visits/accuracy"] - clients["visits/accuracy/small"])
+    rounds = np.arange(1, len(gain) + 1)
+    early, end = rounds <= len(gain) // STRETCHES, late(run, rounds)
+    for number, name in enumerate(run.about["architectures"]):
+        own = clients["architecture"] == number
+        parts = (gain[chosen][:, own] for chosen in (early, end))
+        row = [with_error(part[np.isfinite(part)]) for part in parts]
+        mix = np.nanmean(clients["visits/mix_mean"][end][:, own])
+        rows.append([figures.architecture_label(name), *row, f"{mix:.3f}"])
+    heads = ["clients with", "mixed − small, first fifth", "mixed − small, last fifth"]
+    return markdown([*heads, "mean mix, last fifth"], rows)
 
 
 def maxima(runs: Sequence[Run]) -> str:
@@ -164,7 +182,8 @@ def main(argv: list[str]) -> int:
     parts = {
         "Accuracies, %": accuracies(runs),
         "Differences, points": differences(runs),
-        "What mixing adds: pFedAFM's participants, %": models(ours),
+        "What mixing adds: pFedAFM's participants, and all its clients, %": models(ours),
+        "What mixing adds by architecture: pFedAFM's participants, points": by_architecture(ours),
         "The best of the rounds, participants, %": maxima(runs),
     }
     text = "\n".join(f"### {title}\n\n{table}" for title, table in parts.items())

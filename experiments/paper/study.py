@@ -124,7 +124,7 @@ SCALES = {
         ),
         Scale(
             "full",
-            "as quick, with flips and crops, at the paper's length; FedPer and FedRep as controls",
+            "as quick, with flips and crops, 500 or 200 rounds of E = 4; FedPer and FedRep as controls",
             {"cifar10": 500, "cifar100": 200},
             _full,
             methods=(*numbers.METHODS, "fedper", "fedrep"),
