@@ -74,6 +74,8 @@ def _pixels(file: Path, wanted: jax.ShapeDtypeStruct, resize: bool) -> np.ndarra
     mode, size = "L" if channels == 1 else "RGB", (width, height) if resize else None
     pixels = pixels_of(opened(file), size, mode)
     found, accepted = f"{pixels.shape[1]}x{pixels.shape[0]}", f"{width}x{height}"
+    if pixels.shape[-1] != channels:  # files are grey or RGB
+        found, accepted = f"of {pixels.shape[-1]} channels", str(channels)
     if pixels.dtype != wanted.dtype:
         found, accepted = str(pixels.dtype), str(wanted.dtype)
     if found != accepted:
