@@ -2,9 +2,8 @@
 `test_flower.py` has the same over real processes."""
 
 import json
-import stat
-import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,8 +11,7 @@ import pytest
 from small import METHODS, assert_close, same, slow_but, small_config, small_data
 
 from pfedafm_jax import PfedafmError, load_client, load_run, run
-from pfedafm_jax.commands import node, serve
-from pfedafm_jax.deploy import needed, wire
+from pfedafm_jax.deploy import server, wire
 from pfedafm_jax.deploy.node import Node
 from pfedafm_jax.deploy.roster import Roster, classes_of
 from pfedafm_jax.deploy.server import Federation, Nodes
@@ -147,6 +145,18 @@ def heavy(head, body):
     return head, body[:-4] + np.float32(1e9).tobytes()
 
 
+def of_round_1(head, body):
+    return head | {"round": 1}, body
+
+
+def without_costs(head, body):
+    return head | {"info": {"loss": 0.5}}, body
+
+
+def for_nothing(head, body):
+    return head | {"info": head["info"] | {"flops": -1.0}}, body
+
+
 def test_replies_that_cannot_be_are_refused_and_the_round_goes_on(tmp_path):
     lines, changes = [], {"participation": 1.0, "architectures": ("dense_b",)}
     made, link = federation(tmp_path, "fml", log=lines.append, **changes)
@@ -160,6 +170,12 @@ def test_replies_that_cannot_be_are_refused_and_the_round_goes_on(tmp_path):
     visits = [reply for head, *_, reply in link.sent if head["kind"] == "visit"]
     sent = next(reply for reply in reversed(visits) if len(reply) > size)
     assert_close(jax.device_get(made.state.server), wire.unpack(made.state.server, sent[:-4]))
+    assert made.history()[0]["last"] == [0, 0, 0, 1] and made.about()["nodes"]
+    link.hands, lines[:] = {0: of_round_1, 1: without_costs, 2: for_nothing}, []
+    assert sorted(made.run_round().dropped) == [0, 1, 2]
+    assert "client 0's reply is refused: it is about round 1, asked was 2" in lines
+    assert any("client 1's reply is refused: it reports loss; expected is acc" in x for x in lines)
+    assert "client 2's reply is refused: what it says of its costs cannot be" in lines
     least = Nodes(link, made.nodes.roster, lines.append, seconds=60.0, patience=0.1, least=2)
     link.hands, link.away = {}, {0, 1, 2}
 
@@ -168,7 +184,7 @@ def test_replies_that_cannot_be_are_refused_and_the_round_goes_on(tmp_path):
             link.away = {0, 1}
 
     least._log, least._where = back, dict(made.nodes._where)
-    _, result = least.run_round(made.programs, made.state, 2)
+    _, result = least.run_round(made.programs, made.state, 3)
     assert result.info["finite"].sum() == 2 and sorted(result.dropped) == [0, 1]
 
 
@@ -191,6 +207,70 @@ def test_who_cannot_take_part_is_told_so_before_round_1(tmp_path):
         Node(0, States(tmp_path / "s"), str(other)).own_data(config, CLASSES)
     with pytest.raises(PfedafmError, match="label 3 needs num_classes above 3, it is 2"):
         Node(0, States(tmp_path / "s"), str(other)).own_data(config, CLASSES[:2])
+
+
+class Idle(Local):
+    """A node whose visits do nothing."""
+
+    def answer(self, head, body):
+        return ({}, b"") if head["kind"] == "visit" else super().answer(head, body)
+
+
+def greeted(folder, lines, seconds=60.0):
+    """Questions to two nodes that are there, and their link."""
+    config = replace(small_config("fedproto"), num_clients=2)
+    link = Wire(*(Idle(k, States(folder / str(k)), "") for k in (0, 1)))
+    roster = Roster(folder / "nodes.json", config, CLASSES)
+    nodes = Nodes(link, roster, lines.append, seconds=seconds)
+    nodes.gather()
+    return nodes, link
+
+
+def test_a_node_that_is_lost_is_asked_again_when_it_returns(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "LOOK", 0.0)
+    lines, replies = [], []
+    nodes, link = greeted(tmp_path, lines)
+
+    def lost(head, body):
+        link.away, link.hands[0] = {0}, lambda head, body: ({"round": 2}, b"new")
+        return {"lost": "its connection"}, b""
+
+    def log(line):
+        lines.append(line)
+        link.away = set()  # it is back as soon as it is missed
+
+    nodes._log, link.hands = log, {0: lost, 1: lambda head, body: ({"error": "no memory"}, b"")}
+    nodes._ask({k: {"kind": "visit"} for k in (0, 1)}, b"", lambda *one: replies.append(one))
+    assert replies == [(0, {"round": 2}, b"new")]
+    assert {"client 0 is gone", "client 1's reply is refused: no memory"} <= set(lines)
+    nodes.dismiss()
+    assert [one.left for one in link.all.values()] == ["", ""]
+
+
+def test_who_does_not_answer_in_time_is_named(tmp_path):
+    lines = []
+    nodes, link = greeted(tmp_path, lines, seconds=0.1)
+    link.replies = lambda questions: []
+    nodes._ask({1: {"kind": "visit"}}, b"", lambda *one: None)
+    assert lines[-1] == "client 1 has not answered within 0.1 s"
+
+
+def test_a_node_refuses_what_is_not_its_own(tmp_path):
+    config = replace(small_config("fedproto"), dataset="synthetic", synthetic_samples=120)
+    hello = {"kind": "hello", "config": config.as_dict(), "classes": CLASSES, "federation": "b"}
+    own = Local(0, States(tmp_path), "")
+    with pytest.raises(PfedafmError, match="asks for 'dance'; is it of another version"):
+        own.answer({"kind": "dance"}, b"")
+    own.states.write(1, {"federation": "a", "client": 0}, {}, {})
+    with pytest.raises(PfedafmError, match="has the state of another federation"):
+        own.answer(hello, b"")
+    ready = SimpleNamespace(start="its start", card={"federation": "b"})
+    assert own._state(ready, 0) == "its start"
+    for after, said in ((1, "another client or federation"), (2, "after round 2 .* there is 1")):
+        with pytest.raises(PfedafmError, match=said):
+            own._state(ready, after)
+    with pytest.raises(PfedafmError, match="client = 4 cannot be used; accepted: 0 to 3"):
+        Node(4, States(tmp_path), "synthetic").answer(hello, b"")
 
 
 @pytest.mark.slow
@@ -239,29 +319,3 @@ def test_a_folder_of_states_is_one_nodes_alone_and_gives_back_what_it_was_given(
         States(tmp_path / "mine").locked(),
     ):
         pass
-
-
-def test_certificates_are_for_their_owner(tmp_path):
-    certs = pytest.importorskip("pfedafm_jax.deploy.certs", exc_type=ImportError)
-    files = certs.make(tmp_path / "certs", ["127.0.0.1", "fl.example.org"], clients=2)
-    assert len(files) == 3 + 2 * 2
-    for path in files:
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    with pytest.raises(PfedafmError, match="certificates already"):
-        certs.make(tmp_path / "certs", ["127.0.0.1"], clients=2)
-
-
-def test_the_commands_say_what_they_lack(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cryptography", None)
-    monkeypatch.delitem(sys.modules, "pfedafm_jax.deploy.certs", raising=False)
-    with pytest.raises(PfedafmError, match=r"needs .* pip install 'pfedafm-jax\[flower\]'"):
-        needed("certs")
-    for command, words, said in (
-        (serve, ["--listen", "0.0.0.0:18000"], "listen = '0.0.0.0:18000' .* accepted: 127"),
-        (serve, ["--listen", "18000"], "listen = '18000' cannot be used; accepted: HOST:PORT"),
-        (serve, ["--min-replies", "11"], "min_replies = 11 cannot be used; accepted: 1 to 10"),
-        (node, ["--server", "far:18000"], "server = 'far:18000' .* accepted: 127"),
-    ):
-        own = ["--client", "0", "--data", "synthetic", "--state", "s"] if command is node else []
-        with pytest.raises(PfedafmError, match=said):
-            command.main([*words, *own])

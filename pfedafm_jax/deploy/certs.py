@@ -96,7 +96,7 @@ def _name(host: str) -> x509.GeneralName:
     """A host as a certificate has it: an address, or a name."""
     with contextlib.suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(host))
-    try:
-        return x509.DNSName(host)
-    except ValueError as error:
-        raise bad("hosts", host, "names and addresses, such as 192.168.1.5") from error
+    with contextlib.suppress(ValueError):
+        if host:
+            return x509.DNSName(host)
+    raise bad("hosts", host, "names and addresses, such as 192.168.1.5")

@@ -1,6 +1,7 @@
 """Who takes part in a federation, with which data: what nodes say of themselves before round 1."""
 
 import json
+import math
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,9 @@ def classes_of(config: Config, given: str | None) -> list[str]:
     return [str(number) for number in range(count)]
 
 
+DTYPES = ("uint8", "float32", "int32")  # of a `Dataset`
+
+
 class Roster:
     """Who takes part, as told before round 1; kept in a file of the run.
 
@@ -46,11 +50,11 @@ class Roster:
             try:
                 kept = json.loads(read_bytes(path))
                 self.nodes = {int(client): one for client, one in kept.pop("nodes").items()}
-                self.about = kept
-            except (OSError, ValueError, KeyError, AttributeError) as error:
+                self.about, names = kept, list(map(str, kept["classes"]))
+            except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
                 raise PfedafmError(f"{path} is damaged ({error}); --fresh starts over") from error
-            if self.about["classes"] != list(classes):
-                raise bad("classes", ",".join(classes), ",".join(self.about["classes"]))
+            if names != list(classes):
+                raise bad("classes", ",".join(classes), ",".join(names))
 
     @property
     def complete(self) -> bool:
@@ -59,7 +63,10 @@ class Roster:
     def admit(self, client: int, head: Head) -> None:
         """Notes a node, or raises `ValueError` where it cannot take part."""
         about: dict[str, Any] = {name: list(head[name]) for name in ("image_shape", "classes")}
-        about["dtype"] = str(np.dtype(head["dtype"]))
+        about["dtype"], shape = str(head["dtype"]), about["image_shape"]
+        sized = shape and all(type(size) is int and 0 < size < 10**6 for size in shape)
+        if about["dtype"] not in DTYPES or not sized:
+            raise ValueError(f"its data are {about['dtype'][:20]} {str(shape)[:80]}")
         if about["classes"] != self.about["classes"]:
             found = (
                 f"its data has {len(about['classes'])} classes ({', '.join(about['classes'][:5])}"
@@ -87,6 +94,9 @@ class Roster:
             channels = 0 if about["dtype"] == "int32" else about["image_shape"][-1]
             if any(len(numbers) != channels for numbers in statistics.values()):
                 raise ValueError("mean and std have another number of channels than its images")
+            known = all(map(math.isfinite, statistics["mean"] + statistics["std"]))
+            if not known or min(statistics["std"], default=1.0) <= 0:
+                raise ValueError("mean and std of its images cannot be")
             self.about |= about
             self.nodes[client] = own | statistics
             if self.complete:

@@ -1,0 +1,138 @@
+"""Who may take part in a federation: what nodes say of themselves, and where it is kept."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from small import small_config
+
+from pfedafm_jax.config import Config
+from pfedafm_jax.deploy.roster import Roster, classes_of, stand_in
+from pfedafm_jax.deploy.server import Federation, Nodes
+from pfedafm_jax.errors import PfedafmError
+
+CLASSES = ["cat", "dog"]
+HELLO = {"image_shape": [4, 4, 1], "dtype": "uint8", "classes": CLASSES, "architecture": None,
+         "num_train": 10, "num_test": 5, "mean": [0.5], "std": [0.25]}  # fmt: skip
+
+
+def roster(folder, method="fedproto", clients=2):
+    config = replace(small_config(method), num_clients=clients)
+    return Roster(folder / "nodes.json", config, CLASSES)
+
+
+def test_classes_are_given_counted_or_those_of_the_dataset():
+    assert classes_of(Config(), "cat,dog") == CLASSES
+    assert classes_of(Config(), "3") == ["0", "1", "2"]
+    assert classes_of(Config(dataset="cifar10"), None)[:2] == ["airplane", "automobile"]
+    assert classes_of(Config(dataset="synthetic", synthetic_classes=2), None) == ["0", "1"]
+    with pytest.raises(PfedafmError, match="classes = '1' cannot be used; accepted: their number"):
+        classes_of(Config(), "1")
+
+
+def test_statistics_of_all_images_come_from_those_of_each_node(tmp_path):
+    """30 images of mean 0 and deviation 1 and 10 of mean 4 and deviation 3: their mean is 1, that of
+    squares (30 · 1 + 10 · (9 + 16)) / 40 = 7, and the deviation the root of 7 - 1."""
+    made = roster(tmp_path)
+    made.admit(1, HELLO | {"num_train": 10, "mean": [4], "std": [3]})
+    assert not made.complete and not (tmp_path / "nodes.json").exists()
+    made.admit(0, HELLO | {"num_train": 30, "mean": [0], "std": [1], "architecture": "dense_b"})
+    assert made.about["mean"] == [1.0] and made.about["std"] == [pytest.approx(6**0.5)]
+    sizes = {"num_test": 5, "num_train": 10}
+    assert made.nodes[1] == {"architecture": "dense_b", **sizes}  # the second of the settings
+    kept = roster(tmp_path)
+    assert (kept.nodes, kept.about) == (made.nodes, made.about)
+    kept.admit(1, HELLO)  # it is back, as it was
+    with pytest.raises(ValueError, match=r"comes with .*'num_test': 6.* and was there with"):
+        kept.admit(1, HELLO | {"num_test": 6})
+    dataset, partition = stand_in(kept.config, kept)
+    assert dataset.images.shape == (35, 4, 4, 1) and dataset.class_names == ("cat", "dog")
+    assert [len(rows) for rows in (*partition.train, *partition.test)] == [30, 10, 5, 5]
+    assert partition.class_counts(dataset.labels, 2) is None
+    same = roster(tmp_path / "alone", clients=1)
+    same.admit(0, HELLO)
+    assert (same.about["mean"], same.about["std"]) == ([0.5], [0.25])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"classes": ["cat", "cow", "dog"]}, r"data has 3 classes \(cat, cow, dog, …\), the .* 2"),
+        ({"image_shape": [4, 4, 3]}, r"image_shape of its data is \[4, 4, 3\], of others \[4, 4"),
+        ({"dtype": "float32"}, "dtype of its data is float32, of others uint8"),
+        ({"dtype": "f4,,"}, r"its data are f4,, \[4, 4, 1\]"),
+        ({"image_shape": []}, r"its data are uint8 \[\]"),
+        ({"image_shape": ["4", "4", "1"]}, r"its data are uint8 \['4', '4', '1'\]"),
+        ({"image_shape": [-4, 4, 1]}, r"its data are uint8 \[-4, 4, 1\]"),
+        ({"architecture": "cnn1"}, "its architecture is cnn1; the federation has dense_a, dense_b"),
+        ({"num_test": 0}, "it has {'num_train': 10, 'num_test': 0} images"),
+        ({"num_train": 10**9 + 1}, "'num_train': 1000000001"),
+        ({"mean": [0.5] * 3}, "another number of channels than its images"),
+        ({"mean": [float("nan")]}, "mean and std of its images cannot be"),
+        ({"std": [0]}, "mean and std of its images cannot be"),
+    ],
+)
+def test_what_does_not_fit_the_federation_is_refused_and_not_noted(words, said, tmp_path):
+    made = roster(tmp_path)
+    made.admit(0, HELLO)
+    with pytest.raises(ValueError, match=said):
+        made.admit(1, HELLO | words)
+    assert list(made.nodes) == [0]
+
+
+def test_where_all_have_one_network_it_is_the_shared_one(tmp_path):
+    made = roster(tmp_path, "fedavg", clients=1)
+    with pytest.raises(ValueError, match="is dense_a; the federation has dense_b"):
+        made.admit(0, HELLO | {"architecture": "dense_a"})
+    made.admit(0, HELLO)
+    assert made.nodes[0]["architecture"] == "dense_b"
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{}", '{"nodes": []}', '{"nodes": {"a": 1}}', '{"nodes": {}}',
+                                     '{"nodes": {}, "classes": 2}'])  # fmt: skip
+def test_a_damaged_roster_is_named(content, tmp_path):
+    (tmp_path / "nodes.json").write_text(content)
+    with pytest.raises(PfedafmError, match=r"nodes\.json is damaged .*--fresh starts over"):
+        roster(tmp_path)
+
+
+def test_a_roster_of_other_classes_is_not_taken_for_this_ones(tmp_path):
+    (tmp_path / "nodes.json").write_text(json.dumps({"nodes": {}, "classes": ["cat", "cow"]}))
+    with pytest.raises(PfedafmError, match=r"classes = 'cat,dog' .*accepted: cat,cow"):
+        roster(tmp_path)
+
+
+class Told:
+    """A link that notes what nodes are told; `owners` are the clients of their keys."""
+
+    def __init__(self, owners):
+        self.owners, self.said = owners, []
+
+    def ask(self, node, head, body, seconds):
+        self.said.append((node, head))
+
+
+@pytest.mark.parametrize(
+    ("head", "owners", "said"),
+    [
+        ({"error": "my disk is full"}, None, "my disk is full"),
+        (HELLO | {"client": 0}, {}, "its key is not among those of this federation"),
+        (HELLO | {"client": 0}, {7: 1}, "it says it is client 0 and has the key of 1"),
+        (HELLO | {"client": 2}, None, "client 2; accepted: 0 to 1"),
+        (HELLO | {"client": True}, None, "client True; accepted: 0 to 1"),
+        ({"client": 0}, None, "'image_shape'"),
+    ],
+)
+def test_a_node_that_is_refused_is_told_why(head, owners, said, tmp_path):
+    link, lines = Told(owners), []
+    nodes = Nodes(link, roster(tmp_path), lines.append)
+    nodes._admit((7, "now"), head)
+    assert lines == [f"node 7 is refused: {said}"] and not nodes.roster.nodes
+    assert link.said == [(7, {"kind": "bye", "why": lines[0]})]
+
+
+def test_a_method_whose_clients_wait_for_one_another_has_no_federation(tmp_path):
+    config = small_config("pfedafm_released")
+    nodes = Nodes(Told(None), Roster(tmp_path / "nodes.json", config, CLASSES), print)
+    with pytest.raises(PfedafmError, match="method = 'pfedafm_released' cannot be used"):
+        Federation(config, nodes)
