@@ -1,20 +1,28 @@
 """The command itself, as a user runs it, on generated data with a tiny network; and its words."""
 
+import errno
+import io
 import json
+import os
+import re
 import subprocess
 import sys
 from operator import attrgetter
+from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import tiny_command
+from by_hand import record, run_by_hand
 from small import command_words
 
 from pfedafm_jax import __main__, cli, flags, plots
 from pfedafm_jax.commands import compare
 from pfedafm_jax.config import Config
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.errors import Interrupted, PfedafmError, storage_error
 from pfedafm_jax.files import write_atomically
+from pfedafm_jax.progress import print_summary
 from pfedafm_jax.settings import settings_of
 
 WORDS = ("--config", "hetero_cifar10", "--rounds", "3", "--eval-every", "2")
@@ -77,6 +85,101 @@ def test_a_refused_command_ends_with_code_2_and_no_traceback(tmp_path, monkeypat
         __main__.main()
     err = capsys.readouterr().err
     assert "/nowhere/at/all" in err and "Traceback" not in err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [[], ["-h"], ["--help"]])
+def test_the_command_alone_lists_what_it_can_do(words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["pfedafm", *words])
+    with pytest.raises(SystemExit, match="0"):
+        __main__.main()
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert listed == list(__main__.COMMANDS)
+
+
+def test_an_unknown_command_is_refused_with_the_nearest(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["pfedafm", "swep"])
+    with pytest.raises(SystemExit, match="2"):
+        __main__.main()
+    said = capsys.readouterr().err
+    assert said.startswith("error: command = 'swep' cannot be used") and "mean sweep" in said
+
+
+FULL = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nmuch more")
+MEMORY = "error: not enough memory on this machine"
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "code"),
+    [
+        (MemoryError("4 TB"), f"{MEMORY} (4 TB)\n", 1),
+        (FULL, f"{MEMORY} (RESOURCE_EXHAUSTED: Out of memory)\n", 1),
+        (KeyboardInterrupt(), "\ninterrupted\n", 130),
+        (OSError(5, "Input/output error"), "error: [Errno 5] Input/output error\n", 1),
+        (Interrupted("stopped after round 2", 15), "stopped after round 2\n", 143),
+        (PfedafmError("a\x1b[31m"), "error: a\\x1b[31m\n", 2),
+    ],
+)
+def test_what_ends_a_command_is_one_message_and_a_code(error, said, code, monkeypatch, capfd):
+    def fails(words):
+        raise error
+
+    with pytest.raises(SystemExit, match=str(code)):
+        cli.guarded(fails)
+    assert capfd.readouterr().err == said
+
+    class Shut(io.StringIO):
+        def flush(self):
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(sys, "stdout", Shut())
+    with pytest.raises(SystemExit, match=str(code)):
+        cli.guarded(fails)
+    os.write(1, b"to nobody")  # Python's own attempts at exit would fail no more
+    assert capfd.readouterr() == ("", said)
+
+
+def test_a_fault_of_ours_keeps_its_traceback():
+    def fails(words):
+        raise jax.errors.JaxRuntimeError("INTERNAL: a bug")
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        cli.guarded(fails)
+
+
+@pytest.mark.parametrize(
+    ("number", "place", "said"),
+    [
+        (errno.EIO, ".", r"^x could not be written \(Input/output error\)$"),
+        (
+            errno.ENOSPC,
+            ".",
+            r"no space left on the disk of \. \(\d+\.\d MB free\)\. Free some, .* resu",
+        ),
+        (errno.EDQUOT, "/no/where", r"no space left on the disk of /no/where \(full\)\. Free some"),
+        (
+            errno.EFBIG,
+            ".",
+            r"files may not grow so large here\. Raise the limit \(ulimit -f\), the",
+        ),
+    ],
+)
+def test_a_failed_write_says_why_and_what_to_do(number, place, said):
+    error = storage_error("x", Path(place), OSError(number, os.strerror(number)))
+    assert re.search(said, str(error)) and error.exit_code == 1
+
+
+def test_the_result_tells_when_the_target_was_reached_and_what_diverged(capsys):
+    rounds = [record(1, 0.5), record(2, 0.91, not_finite=2), record(3, 0.6, not_finite=1)]
+    print_summary(run_by_hand(rounds, dataset="cifar10").summary, [])
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "rounds to 90 % 2" in lines and "best mean of participants 91.00 %" in lines[0]
+    assert "diverged round 2 3 updates not finite, kept out" in lines
+
+
+def test_a_run_is_named_after_a_configuration_file(tmp_path):
+    (tmp_path / "mine.toml").write_text("rounds = 7\n")
+    config, options = cli.parse(["--config", str(tmp_path / "mine.toml")], "run", "")
+    assert config.rounds == 7 and options.run_dir.name == options.name == "mine"
 
 
 def shown(word: str, capsys) -> list[str]:

@@ -86,6 +86,13 @@ def test_the_command_draws_and_says_what_and_where(suffix, folder, tmp_path, cap
     assert out.read_bytes()[:5] in (b"\x89PNG\r", b"%PDF-", b"<?xml")
 
 
+def test_a_mean_over_runs_that_differ_in_more_than_the_seed_is_told(tmp_path, capsys):
+    for rate in (0.1, 0.2):
+        run_by_hand([record(1)], tmp_path / str(rate), method="fd", learning_rate=rate)
+    plot.main([str(tmp_path), "--group", "method", "--out", str(tmp_path / "x.svg")])
+    assert "FD: a mean over runs that also differ in learning_rate" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

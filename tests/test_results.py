@@ -1,6 +1,7 @@
 """What a run leaves and how it is read back: the arithmetic by hand, labels, tables, damaged
 files."""
 
+import errno
 import json
 import random
 from dataclasses import replace
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 from by_hand import record, run_by_hand
 
+from pfedafm_jax import records
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.records import RunFolder, summarize, to_target
+from pfedafm_jax.records import RunFolder, digest, summarize, to_target
 from pfedafm_jax.results import Damaged, differing, grouped, labels, read_run, read_runs
 from pfedafm_jax.tables import cells, markdown, over_seeds, table
 
@@ -113,6 +115,8 @@ def test_runs_are_named_by_what_differs(folder):
         "flip, learning rate 0.02, no mix fixed",
         "no flip, learning rate 0.5, mix fixed 0.5",
     ]
+    networks = ({"architectures": ["cnn1", "cnn2"]}, {"architectures": ["cnn5"]})
+    assert named(*networks) == ["cnn1+cnn2", "cnn5"]
     assert named(one) == ["pfedafm-seed0"]  # nothing differs: its name
     assert (
         named(two, two, {"method": "fd"})[:2] == ["pFedAFM, learning rate 0.5 (pfedafm-seed0)"] * 2
@@ -203,6 +207,45 @@ def test_files_that_are_gone_or_not_ours_are_named(tmp_path):
         read_runs([tmp_path / "empty"])
 
 
+def signed(path, **changes):
+    """Changes a file of a run and gives it the digest to go with it."""
+    content = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps(content | {"sha256": digest(content)}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "said"),
+    [
+        ({"rounds": 2}, "summary.json", "does not belong to config.json and rounds.jsonl"),
+        ({"colour": 3}, "summary.json", "unexpected keyword argument 'colour'"),
+        ({"files": {}}, "rounds.jsonl", "its last line is cut off"),
+    ],
+)
+def test_files_with_a_right_digest_that_no_run_writes_are_named(changes, name, said, tmp_path):
+    run_by_hand([record(1)], tmp_path / "run")
+    signed(tmp_path / "run" / "summary.json", **changes)
+    if name == "rounds.jsonl":
+        (tmp_path / "run" / name).write_text("{}")
+    with pytest.raises(Damaged, match=rf"{name}' is damaged \(.*{said}"):
+        read_run(tmp_path / "run")
+
+
+def test_settings_that_no_run_writes_and_a_folder_in_place_of_a_file_are_named(tmp_path):
+    run_by_hand([record(1)], tmp_path / "run")
+    signed(tmp_path / "run" / "summary.json", files={})
+    (tmp_path / "run" / "clients.npz").write_bytes(b"PK")
+    with pytest.raises(Damaged, match=r"clients\.npz' is damaged"):
+        _ = read_run(tmp_path / "run").clients
+    (tmp_path / "run" / "summary.json").unlink()
+    signed(tmp_path / "run" / "config.json", config={"method": "fd"})
+    with pytest.raises(Damaged, match=r"config\.json' is damaged \('num_clients'\)"):
+        read_run(tmp_path / "run")
+    (tmp_path / "run" / "rounds.jsonl").unlink()
+    (tmp_path / "run" / "rounds.jsonl").mkdir()
+    with pytest.raises(Damaged, match=r"rounds\.jsonl' is damaged \(not a regular file\)"):
+        read_run(tmp_path / "run")
+
+
 def test_another_version_is_named_and_not_guessed_at(tmp_path):
     run_by_hand([record(1)], tmp_path / "run")
     path = tmp_path / "run" / "config.json"
@@ -260,3 +303,24 @@ def test_our_folder_is_known_by_its_lock_whatever_else_is_lost(tmp_path):
 def test_a_name_that_cannot_be_a_folder_is_refused_at_once(name, tmp_path):
     with pytest.raises(PfedafmError, match=r"^run_dir = .* cannot be used"):
         RunFolder(tmp_path / name).check()
+
+
+def test_a_folder_whose_lock_is_no_file_is_refused_and_one_without_locks_is_not(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "odd" / records.LOCK).mkdir(parents=True)
+    with pytest.raises(PfedafmError, match=r"accepted: a folder \(not a regular file\)"):
+        RunFolder(tmp_path / "odd").check()
+    for place in (tmp_path / "odd", Path("/dev/null/x")):
+        with (
+            pytest.raises(PfedafmError, match="accepted: a folder that can be written"),
+            RunFolder(place).lock(),
+        ):
+            pass
+
+    def no_locks(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(records.fcntl, "flock", no_locks)  # as some network file systems
+    with RunFolder(tmp_path / "new").lock():
+        assert [path.name for path in (tmp_path / "new").iterdir()] == [records.LOCK]

@@ -60,10 +60,11 @@ def test_values_are_read_as_what_they_are():
         grid.parse_grid(["pfedafm.mix_fixed=half"])
 
 
-@pytest.mark.parametrize("word", ["batch_size", "batch_size=", "batch_size=1,,2", "=1", "seed=1,2"])
-def test_a_grid_that_makes_no_sense_is_refused(word):
+@pytest.mark.parametrize("words", ["batch_size", "batch_size=", "batch_size=1,,2", "=1", "seed=1,2",
+                                   "batch_size=1 batch-size=2"])  # fmt: skip
+def test_a_grid_that_makes_no_sense_is_refused(words):
     with pytest.raises(PfedafmError, match="grid = "):
-        grid.parse_grid([word])
+        grid.parse_grid(words.split())
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,13 @@ def test_the_best_mean_over_seeds_is_chosen_and_a_diverged_setting_never():
     _, rows = grid.rows(grid.ranked([a, b, c]))
     assert rows[0] == ["1", "0.2", "75.00 ± 0.00", "50.00", "3", "2.0"]
     assert "diverged at round 2" in rows[2][2]
+
+
+def test_where_all_settings_diverge_the_table_is_written_and_none_is_chosen(tmp_path):
+    scores = grid.ranked([score({"learning_rate": rate}, 0.5, diverged=2) for rate in (1.0, 2.0)])
+    with pytest.raises(PfedafmError, match=r"nothing to choose: .* diverged; try lower learning"):
+        grid.write(tmp_path, Config(), scores, "By hand.")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sweep.json", "sweep.md"]
 
 
 def test_the_command_chooses_goes_on_and_leaves_a_configuration(tmp_path, capsys, monkeypatch):

@@ -17,6 +17,7 @@ from PIL import Image
 from small import METHODS, small_config, small_data
 
 from pfedafm_jax import PfedafmError, export_client, load_client, load_run, run
+from pfedafm_jax import export as exporting
 from pfedafm_jax.commands import export, join, predict
 from pfedafm_jax.data.augment import normalise
 from pfedafm_jax.engine.visit import client_key
@@ -127,6 +128,9 @@ def test_an_unfinished_run_is_used_as_its_last_checkpoint_left_it(tmp_path):
     visited = set(opened.run.records[0].participants)
     start = opened.join(*(part[:20] for part in (small_data()[0].images, small_data()[0].labels)))
     assert start.card["finished"] is False and opened.client(0).card["accuracy"] == {}
+    text = exporting.readme(opened.client(0), [exporting.ONNX])
+    assert "an unfinished run" in text and "accuracy: not evaluated after this round" in text
+    assert "With ONNX: `network.onnx`, input `images`, outputs private." in text
     for number in {0, 1, 2, 3} - visited:  # a client that never took part is as it started
         chex.assert_trees_all_equal(opened.client(number).params, opened._start(number, 0))
 
@@ -177,6 +181,8 @@ def test_wrong_clients_runs_without_weights_and_damaged_ones_are_named(trained, 
     ):
         with pytest.raises(PfedafmError, match=said):
             opened.join(*arguments)
+    with pytest.raises(PfedafmError, match="test_images and test_labels are given together"):
+        opened.join(images, labels, test_images=images)
     for seed in (-1, 2**31):
         with pytest.raises(PfedafmError, match=f"seed = {seed} cannot be used"):
             opened.join(images, labels, seed=seed)
@@ -196,7 +202,7 @@ def test_wrong_clients_runs_without_weights_and_damaged_ones_are_named(trained, 
         load_run(copy)
 
 
-def test_an_exported_client_is_the_client(trained, tmp_path):
+def test_an_exported_client_is_the_client(trained, tmp_path, monkeypatch):
     folder, _ = trained("pfedafm")
     client, images = load_run(folder).client(1), small_data()[0].images[:5]
     export_client(client, tmp_path / "out")
@@ -214,6 +220,18 @@ def test_an_exported_client_is_the_client(trained, tmp_path):
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(PfedafmError, match=r"weights\.safetensors' has changed"):
         load_client(tmp_path / "out")
+    card = json.loads((tmp_path / "out" / "card.json").read_text())
+    for change, said in (
+        ({"round": 3}, r"card\.json' .* \(ValueError: it has changed since it was written\)"),
+        ({"format": 9}, "has format 9 and 1 is read here; export it again"),
+    ):
+        (tmp_path / "out" / "card.json").write_text(json.dumps(card | change))
+        with pytest.raises(PfedafmError, match=said):
+            load_client(tmp_path / "out")
+    monkeypatch.setattr(exporting, "find_spec", lambda name: None)
+    with pytest.raises(PfedafmError, match=r"pip install 'pfedafm-jax\[onnx\]'"):
+        export_client(client, tmp_path / "onnx", onnx=True)
+    assert not (tmp_path / "onnx").exists()
 
 
 def _names(path: Path) -> str:
@@ -289,6 +307,18 @@ def test_the_commands_predict_export_and_join(trained, tmp_path, capsys):
     ):
         with pytest.raises(PfedafmError, match=said):
             predict.main([*words, "--images", str(tmp_path / "x.npy")])
+
+
+def test_a_newcomer_to_a_run_that_shares_nothing_is_told_so(trained, tmp_path, capsys):
+    dataset = small_data()[0]
+    np.savez(tmp_path / "own.npz", images=dataset.images[:25], labels=dataset.labels[:25])
+    (tmp_path / "plugin.py").write_text("print('the plugin is read')")
+    words = [str(trained("standalone")[0]), "--data", str(tmp_path / "own.npz"), "--visits", "0"]
+    words += ["--out", str(tmp_path / "new"), "--plugin", str(tmp_path / "plugin.py")]
+    assert join.main(words) == 0
+    said = capsys.readouterr().out
+    assert "the plugin is read" in said and "after 0 visits" in said
+    assert "Standalone shares nothing: the newcomer trains alone" in said
 
 
 @pytest.mark.slow
