@@ -6,8 +6,10 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from by_hand import record, run_by_hand
 
 from pfedafm_jax.commands import certs, node, serve
+from pfedafm_jax.config import Config
 from pfedafm_jax.deploy import address, needed
 from pfedafm_jax.errors import PfedafmError
 
@@ -36,10 +38,13 @@ def test_certificates_are_for_their_owner(tmp_path, capsys):
 
 
 def test_the_commands_say_what_they_lack(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cryptography", None)
-    monkeypatch.delitem(sys.modules, "pfedafm_jax.deploy.certs", raising=False)
-    with pytest.raises(PfedafmError, match=r"needs .* pip install 'pfedafm-jax\[flower\]'"):
-        needed("certs")
+    for module, lacks in (("certs", "cryptography"), ("flower", "flwr")):
+        monkeypatch.setitem(sys.modules, lacks, None)
+        monkeypatch.delitem(sys.modules, f"pfedafm_jax.deploy.{module}", raising=False)
+        with pytest.raises(PfedafmError, match=r"needs .* pip install 'pfedafm-jax\[flower\]'"):
+            needed(module)
+    with pytest.raises(ModuleNotFoundError, match="no_module_of_ours"):  # no package would help
+        needed("no_module_of_ours")
     for command, words, said in (
         (serve, ["--listen", "0.0.0.0:18000"], "listen = '0.0.0.0:18000' .* accepted: 127"),
         (serve, ["--listen", "18000"], "listen = '18000' cannot be used; accepted: HOST:PORT"),
@@ -93,3 +98,13 @@ def test_a_node_ends_as_the_server_says_and_writes_for_its_owner_alone(
                 node.main([*words, *last])
     finally:
         os.umask(before)
+
+
+def test_a_finished_federation_is_left_alone_and_waits_for_nobody(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "pfedafm_jax.deploy.flower", SimpleNamespace())  # not asked
+    settings = Config.load("hetero_cifar10").as_dict() | {"rounds": 2}
+    run_by_hand([record(1), record(2, 0.75)], tmp_path / "run", **settings)
+    assert serve.main(["--rounds", "2", "--run-dir", str(tmp_path / "run")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "is finished already" in said and "75.00 % round 2" in said
+    assert not (tmp_path / "run" / "nodes.json").exists()

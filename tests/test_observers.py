@@ -1,5 +1,6 @@
 """What observers are told, and that TensorBoard and Weights & Biases get all of it, once."""
 
+import copy
 import json
 import sys
 import types
@@ -12,6 +13,7 @@ from by_hand import record, run_by_hand
 from pfedafm_jax import cli, plots
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.observers import Observation, Observer, TensorBoard, WeightsAndBiases, scalars
+from pfedafm_jax.progress import print_plan
 from pfedafm_jax.results import read_run
 from pfedafm_jax.run import run
 
@@ -87,6 +89,14 @@ def test_an_observer_is_told_everything(straight):
         np.testing.assert_allclose(vectors.mean(axis=1), means, 1e-6)
         evaluated = seen.record.all_clients_accuracy is not None
         assert ("all_clients/accuracy" in seen.clients) == evaluated
+
+
+def test_the_plan_says_where_the_users_of_the_data_are_not_used(straight, dataset, capsys):
+    experiment = copy.copy(straight[2])
+    experiment.dataset = replace(dataset, users=np.arange(len(dataset.images)) % 3)
+    print_plan(experiment)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the data's 3 users are not used (--partition natural)" in said
 
 
 def test_a_resumed_run_is_one_run_and_has_no_round_twice(straight, observed, tmp_path):
