@@ -145,18 +145,6 @@ def heavy(head, body):
     return head, body[:-4] + np.float32(1e9).tobytes()
 
 
-def of_round_1(head, body):
-    return head | {"round": 1}, body
-
-
-def without_costs(head, body):
-    return head | {"info": {"loss": 0.5}}, body
-
-
-def for_nothing(head, body):
-    return head | {"info": head["info"] | {"flops": -1.0}}, body
-
-
 def test_replies_that_cannot_be_are_refused_and_the_round_goes_on(tmp_path):
     lines, changes = [], {"participation": 1.0, "architectures": ("dense_b",)}
     made, link = federation(tmp_path, "fml", log=lines.append, **changes)
@@ -171,7 +159,12 @@ def test_replies_that_cannot_be_are_refused_and_the_round_goes_on(tmp_path):
     sent = next(reply for reply in reversed(visits) if len(reply) > size)
     assert_close(jax.device_get(made.state.server), wire.unpack(made.state.server, sent[:-4]))
     assert made.history()[0]["last"] == [0, 0, 0, 1] and made.about()["nodes"]
-    link.hands, lines[:] = {0: of_round_1, 1: without_costs, 2: for_nothing}, []
+    lines.clear()
+    link.hands = {
+        0: lambda head, body: (head | {"round": 1}, body),
+        1: lambda head, body: (head | {"info": {"loss": 0.5}}, body),
+        2: lambda head, body: (head | {"info": head["info"] | {"flops": -1.0}}, body),
+    }
     assert sorted(made.run_round().dropped) == [0, 1, 2]
     assert "client 0's reply is refused: it is about round 1, asked was 2" in lines
     assert any("client 1's reply is refused: it reports loss; expected is acc" in x for x in lines)
