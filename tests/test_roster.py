@@ -60,16 +60,10 @@ def test_statistics_of_all_images_come_from_those_of_each_node(tmp_path):
         ({"classes": ["cat", "cow", "dog"]}, r"data has 3 classes \(cat, cow, dog, …\), the .* 2"),
         ({"image_shape": [4, 4, 3]}, r"image_shape of its data is \[4, 4, 3\], of others \[4, 4"),
         ({"dtype": "float32"}, "dtype of its data is float32, of others uint8"),
-        ({"dtype": "f4,,"}, r"its data are f4,, \[4, 4, 1\]"),
-        ({"image_shape": []}, r"its data are uint8 \[\]"),
-        ({"image_shape": ["4", "4", "1"]}, r"its data are uint8 \['4', '4', '1'\]"),
-        ({"image_shape": [-4, 4, 1]}, r"its data are uint8 \[-4, 4, 1\]"),
         ({"architecture": "cnn1"}, "its architecture is cnn1; the federation has dense_a, dense_b"),
         ({"num_test": 0}, "it has {'num_train': 10, 'num_test': 0} images"),
         ({"num_train": 10**9 + 1}, "'num_train': 1000000001"),
         ({"mean": [0.5] * 3}, "another number of channels than its images"),
-        ({"mean": [float("nan")]}, "mean and std of its images cannot be"),
-        ({"std": [0]}, "mean and std of its images cannot be"),
     ],
 )
 def test_what_does_not_fit_the_federation_is_refused_and_not_noted(words, said, tmp_path):
@@ -78,6 +72,24 @@ def test_what_does_not_fit_the_federation_is_refused_and_not_noted(words, said, 
     with pytest.raises(ValueError, match=said):
         made.admit(1, HELLO | words)
     assert list(made.nodes) == [0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"dtype": "f4,,"}, r"its data are f4,, \[4, 4, 1\]"),
+        ({"image_shape": []}, r"its data are uint8 \[\]"),
+        ({"image_shape": ["4", "4", "1"]}, r"its data are uint8 \['4', '4', '1'\]"),
+        ({"image_shape": [-4, 4, 1]}, r"its data are uint8 \[-4, 4, 1\]"),
+        ({"mean": [float("nan")]}, "mean and std of its images cannot be"),
+        ({"std": [0]}, "mean and std of its images cannot be"),
+    ],
+)
+def test_the_first_node_cannot_set_what_no_data_have(words, said, tmp_path):
+    made = roster(tmp_path)
+    with pytest.raises(ValueError, match=said):
+        made.admit(0, HELLO | words)
+    assert not made.nodes and "image_shape" not in made.about
 
 
 def test_where_all_have_one_network_it_is_the_shared_one(tmp_path):
