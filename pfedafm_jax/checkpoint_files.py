@@ -161,7 +161,7 @@ def read_clients(folder: Path, only: int | None = None) -> Iterator[tuple[int, n
         The group, its clients (int `[rows]`, -1 fills the rows of a process with fewer than
         another), and their states by path, `[rows, …]`.
     """
-    blocks = [path for path in (folder / "clients").glob("*") if path.name.isdigit()]
+    blocks = [path for path in (folder / "clients").glob("*") if path.name.isdecimal()]
     for block in sorted(blocks, key=lambda path: int(path.name)):
         for group, rows in sorted(read_tree(block, None if only is None else str(only)).items()):
             front = rows["clients"].ndim

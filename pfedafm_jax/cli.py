@@ -75,7 +75,8 @@ def guarded(main: Callable[[list[str]], int]) -> NoReturn:
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        message, code = f"error: not enough memory on this machine ({reason(error)})", 1
+        why = reason(error) or type(error).__name__
+        message, code = f"error: not enough memory on this machine ({why})", 1
     except KeyboardInterrupt:
         message, code = "\ninterrupted", 130
     except SystemExit as leaving:

@@ -26,8 +26,9 @@ def test_classes_are_given_counted_or_those_of_the_dataset():
     assert classes_of(Config(), "3") == ["0", "1", "2"]
     assert classes_of(Config(dataset="cifar10"), None)[:2] == ["airplane", "automobile"]
     assert classes_of(Config(dataset="synthetic", synthetic_classes=2), None) == ["0", "1"]
-    with pytest.raises(PfedafmError, match="classes = '1' cannot be used; accepted: their number"):
-        classes_of(Config(), "1")
+    for given in ("1", "cat", "cat,cat", "²", ""):
+        with pytest.raises(PfedafmError, match=f"classes = '{given}' cannot be used; .* two or"):
+            classes_of(Config(), given)
 
 
 def test_statistics_of_all_images_come_from_those_of_each_node(tmp_path):

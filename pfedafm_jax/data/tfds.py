@@ -46,7 +46,7 @@ def find_prepared(name: str, root: Path, any_version: bool = False) -> Path | No
 
 
 def _version(info: Path) -> tuple[int, ...]:
-    return tuple(int(part) if part.isdigit() else -1 for part in info.parent.name.split("."))
+    return tuple(int(part) if part.isdecimal() else -1 for part in info.parent.name.split("."))
 
 
 # -------------------------------------------------------------------------------------------- CIFAR

@@ -35,7 +35,7 @@ def address(setting: str, text: str, certs: str | None) -> tuple[str, int]:
     """`HOST:PORT` in two; without certificates only addresses of this machine."""
     host, _, port = text.rpartition(":")
     host = host.strip("[]")
-    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise bad(setting, text, "HOST:PORT, such as 127.0.0.1:18000")
     if certs is None and host not in LOCAL:
         raise bad(setting, text, "127.0.0.1:PORT without --certs DIR (pfedafm certs)")

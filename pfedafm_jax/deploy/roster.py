@@ -22,15 +22,17 @@ from pfedafm_jax.settings import bad
 def classes_of(config: Config, given: str | None) -> list[str]:
     """Names of a federation's classes: `cat,dog`, or how many there are; or those of the dataset
     that the settings name."""
-    if given is not None and not given.isdigit():
-        return given.split(",")
-    if given is None and config.dataset in CIFARS:
-        return list(CIFARS[config.dataset].class_names)
     count = config.synthetic_classes if config.dataset == "synthetic" else 0
-    count = int(given) if given is not None else count
-    if count < 2:
-        raise bad("classes", given, "their number or names, cat,dog,…: the server has no data")
-    return [str(number) for number in range(count)]
+    if given is None and config.dataset in CIFARS:
+        found = list(CIFARS[config.dataset].class_names)
+    elif given is None or given.isdecimal():
+        found = [str(number) for number in range(count if given is None else int(given))]
+    else:
+        found = given.split(",")
+    if len(found) < 2 or len(set(found)) < len(found):
+        accepted = "two or more, their number or different names, cat,dog,…: the server has no data"
+        raise bad("classes", given, accepted)
+    return found
 
 
 DTYPES = ("uint8", "float32", "int32")  # of a `Dataset`

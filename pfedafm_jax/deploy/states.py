@@ -48,7 +48,7 @@ class States:
     def rounds(self) -> list[int]:
         """After which rounds there is a state, the newest last."""
         names = [path.stem.removeprefix("round-") for path in self.place.glob("round-*.state")]
-        return sorted(int(name) for name in names if name.isdigit())
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def path(self, number: int) -> Path:
         return self.place / f"round-{number:06d}.state"

@@ -52,7 +52,7 @@ def join(coordinator: str, num_processes: int | None = None, process_id: int | N
     options: dict[str, Any] = {}
     if coordinator != "auto":
         host, _, port = coordinator.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
             raise bad("coordinator", coordinator, "ADDRESS:PORT, or auto")
         if num_processes is None or num_processes < 1:
             raise bad("num_processes", num_processes, "1 or more, beside --coordinator")
