@@ -82,9 +82,8 @@ class LocalTraining:
         """The settings of `config` for clients with these numbers of training samples.
 
         Shapes depend on the rounded mean of `sizes` where possible, so that the split of another
-        seed, whose mean differs by a few samples, shares the compiled programs. Batches have room
-        for clients a fifth above the mean, and short last batches are sized for clients of 0.8 to
-        1.2 times the mean.
+        seed, whose mean differs by a few samples, shares the compiled programs. Short last batches
+        are sized for clients of 0.8 to 1.2 times the mean.
         """
         usual = np.mean(sizes)
         longest = max(*sizes, 1, round(BATCH_ROOM * usual))
@@ -119,8 +118,7 @@ def table_width(sizes: Sequence[int], tight: bool = False) -> int:
     >>> table_width([470, 490]), table_width([700, 10]), table_width([470, 490], tight=True)
     (768, 768, 576)
     """
-    room = LOCKSTEP_ROOM if tight else TABLE_ROOM
-    least = max(*sizes, 1, round(room * np.mean(sizes)))
+    least = max(*sizes, 1, round((LOCKSTEP_ROOM if tight else TABLE_ROOM) * np.mean(sizes)))
     if tight:
         return -(-least // 32) * 32
     power = 2 ** (least - 1).bit_length()
@@ -337,7 +335,6 @@ def extract_all(
 
     some = jax.ShapeDtypeStruct((size, *data.images.shape[1:]), data.images.dtype)
     width = jax.eval_shape(features_of, some).shape[-1]
-
     blocks = loop_bound(training, data.num_train, size, longest)
     return lax.fori_loop(0, blocks, block, jnp.zeros((longest + size, width)))
 
