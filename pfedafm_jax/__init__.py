@@ -27,7 +27,7 @@ from pfedafm_jax.models import describe, register_extractor
 from pfedafm_jax.presets import paper_scale, with_preset
 from pfedafm_jax.records import Record, Summary
 from pfedafm_jax.results import Run, read_run, read_runs
-from pfedafm_jax.run import compare, run
+from pfedafm_jax.runs import compare, run
 from pfedafm_jax.trained import TrainedClient, TrainedRun, load_run
 
 __version__ = "0.1.0"

@@ -32,7 +32,7 @@ from pfedafm_jax import PfedafmError, __main__, load_run
 from pfedafm_jax.commands import compare, plot, predict, report
 from pfedafm_jax.observers import Observer
 from pfedafm_jax.results import read_run
-from pfedafm_jax.run import run_all
+from pfedafm_jax.runs import run_all
 
 pytestmark = pytest.mark.faults
 SHARE, SEED = float(os.environ.get("CAMPAIGN", "1")), int(os.environ.get("SEED", "0"))

@@ -18,7 +18,7 @@ from pfedafm_jax.deploy.server import Federation, Nodes
 from pfedafm_jax.deploy.states import States
 from pfedafm_jax.export import readme
 from pfedafm_jax.pytrees import num_bytes
-from pfedafm_jax.run import run_all
+from pfedafm_jax.runs import run_all
 from pfedafm_jax.tasks import Task, find_existing
 
 CLASSES = [str(number) for number in range(4)]

@@ -20,7 +20,7 @@ from small import METHODS, assert_close, assert_equals_plain_loop, play, small_c
 
 from pfedafm_jax.engine import build
 from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.run import run
+from pfedafm_jax.runs import run
 
 SCRIPT = Path(gpu_programs.__file__)
 # Kernels and products of a training step and loops that wait for the host, by program: not more.

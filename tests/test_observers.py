@@ -15,7 +15,7 @@ from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.observers import Observation, Observer, TensorBoard, WeightsAndBiases, scalars
 from pfedafm_jax.progress import print_plan
 from pfedafm_jax.results import read_run
-from pfedafm_jax.run import run
+from pfedafm_jax.runs import run
 
 ROUNDS = 5
 SEEN = {"c": np.array([np.nan]), "d": np.array([np.inf, 7.0])}

@@ -1,7 +1,7 @@
 """One run of one method: `pfedafm run --config hetero_cifar10`."""
 
 from pfedafm_jax import cli
-from pfedafm_jax.run import run_all
+from pfedafm_jax.runs import run_all
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.tasks import Task, find_existing
 

@@ -27,7 +27,7 @@ from pfedafm_jax.methods import find_method
 from pfedafm_jax.progress import console, print_table
 from pfedafm_jax.records import check_writable
 from pfedafm_jax.results import Run
-from pfedafm_jax.run import run_all
+from pfedafm_jax.runs import run_all
 from pfedafm_jax.settings import bad
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.tables import markdown, mean_and_deviation, percent
