@@ -99,7 +99,7 @@ def models(run: Run) -> str:
         row += [with_error((mixed - small)[part]), f"{mix[part].mean():.3f}"]
         inside = np.isin(clients["evaluation_rounds"], part + 1)
         everyone = (clients[f"all_clients/accuracy{name}"][inside] for name in ("", "/small"))
-        rows.append(row + [f"{100 * values.mean():.2f}" for values in everyone])
+        rows.append(row + [percent(values.mean() if values.size else None) for values in everyone])
     heads = ["rounds", "mixed", "small alone", "large alone", "mixed − small", "mean mix"]
     return markdown([*heads, "all clients, mixed", "all clients, small alone"], rows)
 

@@ -303,7 +303,7 @@ class Checkpoints:
             self.seconds += time.perf_counter() - start
 
     def finish(self) -> None:
-        """After the last round: keeps only the last checkpoint and the best one."""
+        """After the last round: keeps the last checkpoint, the best, and one that shares no file."""
         self.wait()
         self._prune(1)
 

@@ -14,6 +14,7 @@ from pfedafm_jax import engine, kernels
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition, load_dataset, make_partition
 from pfedafm_jax.engine import Devices, RoundResult, State, build
+from pfedafm_jax.errors import START_OVER, PfedafmError
 from pfedafm_jax.files import Log, own_version
 from pfedafm_jax.records import FORMAT, Record, Summary, mean, summarize
 from pfedafm_jax.reference import released
@@ -214,6 +215,8 @@ class Experiment:
 
         The records become those that a run with the present number of rounds would have by now.
         """
+        if "evaluation_rounds" in details:  # they are among the arrays now
+            raise PfedafmError(f"the checkpoint was written by an earlier version; {START_OVER}")
         self.records = [Record.from_dict(row) for row in details["records"]]
         own = {n.removeprefix("visits/"): a for n, a in arrays.items() if n.startswith("visits/")}
         self.reports = _reports(self.records, own)

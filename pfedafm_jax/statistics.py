@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 Tree = Any
 STATISTICS = "batch_stats"  # their entry in a network's parameters
-PRIVATE_STATISTICS = (
-    "statistics"  # the entry in a client's state: its statistics, by path in the broadcast
-)
+# The entry in a client's state: its statistics, by their path in the broadcast.
+PRIVATE_STATISTICS = "statistics"
 
 
 def statistics_of(tree: Tree) -> dict[str, Any]:

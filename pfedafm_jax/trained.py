@@ -125,7 +125,8 @@ class TrainedClient:
 def about_data(data: dict[str, Any]) -> dict[str, Any]:
     """What `make_method` takes of the data, from what `config.json` says of them."""
     about: dict[str, Any] = {name: tuple(data[name]) for name in ("image_shape", "mean", "std")}
-    return about | {"num_classes": len(data["classes"]), "dtype": data["dtype"]}
+    # Runs of early versions, which have images, do not say so.
+    return about | {"num_classes": len(data["classes"]), "dtype": data.get("dtype", "uint8")}
 
 
 def network_of(name: str, config: Config, data: dict[str, Any]) -> Architecture:
@@ -192,6 +193,9 @@ class TrainedRun:
     def __init__(self, run: Run, log: Callable[[str], Any]):
         self.run, self.folder = run, run.folder or Path()
         self.config, self._data = updated(Config(), run.config), run.about["data"]
+        if "image_shape" not in self._data:
+            words = "does not say the shape of its images, as early versions did not"
+            raise PfedafmError(f"{str(self.folder)!r} {words}; run its command again")
         self.num_clients = self.config.num_clients
         kernels.choose(self.config.kernels, log)
         self._checkpoints = Checkpoints(checkpoint_folder(self.folder), log=log)

@@ -246,6 +246,11 @@ def manifest_files(folder: Path, number: int) -> list[str]:
 
 def test_a_manifest_of_another_round_or_format_is_named_and_refused(good, tmp_path):
     manifest = read_manifest(good[0] / "round-000003.json")
+    edited = json.loads(signed(manifest))
+    edited["manifest"]["score"] = 1.0  # with the digest of before
+    (tmp_path / "round-000003.json").write_text(json.dumps(edited))
+    with pytest.raises(ValueError, match=r"round-000003\.json is damaged"):
+        read_manifest(tmp_path / "round-000003.json")
     for changes, said in (
         ({"round": 2}, "is damaged"),
         ({"format": 1, "round": None}, "has format 1; this version reads format 2"),

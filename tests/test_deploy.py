@@ -252,7 +252,7 @@ def test_a_node_refuses_what_is_not_its_own(tmp_path):
     config = replace(small_config("fedproto"), dataset="synthetic", synthetic_samples=120)
     hello = {"kind": "hello", "config": config.as_dict(), "classes": CLASSES, "federation": "b"}
     own = Local(0, States(tmp_path), "")
-    with pytest.raises(PfedafmError, match="asks for 'dance'; is it of another version"):
+    with pytest.raises(PfedafmError, match="asks for 'dance' with kind; is it of another version"):
         own.answer({"kind": "dance"}, b"")
     own.states.write(1, {"federation": "a", "client": 0}, {}, {})
     with pytest.raises(PfedafmError, match="has the state of another federation"):

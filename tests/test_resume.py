@@ -275,6 +275,11 @@ def test_other_data_is_refused(make, settings, dataset, partition, folder):
         train_in(folder, Experiment(settings, dataset, swapped))
 
 
+def test_a_checkpoint_of_an_earlier_version_is_refused(make, settings):
+    with pytest.raises(PfedafmError, match="written by an earlier version; --fresh"):
+        make(settings).resume({"records": [], "evaluation_rounds": []}, {})
+
+
 def test_a_finished_run_without_checkpoints_is_not_thrown_away(make, settings, folder):
     train_in(folder, make(replace(settings, rounds=2, checkpoint_every=0)))
     assert not checkpoint_folder(folder).exists()

@@ -82,8 +82,8 @@ def test_what_does_not_fit_the_federation_is_refused_and_not_noted(words, said, 
         ({"image_shape": []}, r"its data are uint8 \[\]"),
         ({"image_shape": ["4", "4", "1"]}, r"its data are uint8 \['4', '4', '1'\]"),
         ({"image_shape": [-4, 4, 1]}, r"its data are uint8 \[-4, 4, 1\]"),
-        ({"mean": [float("nan")]}, "mean and std of its images cannot be"),
-        ({"std": [0]}, "mean and std of its images cannot be"),
+        ({"mean": [float("nan")]}, "mean and std are not finite, or a deviation is not above 0"),
+        ({"std": [0]}, "mean and std are not finite, or a deviation is not above 0"),
     ],
 )
 def test_the_first_node_cannot_set_what_no_data_have(words, said, tmp_path):
@@ -102,7 +102,8 @@ def test_where_all_have_one_network_it_is_the_shared_one(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{}", '{"nodes": []}', '{"nodes": {"a": 1}}', '{"nodes": {}}',
-                                     '{"nodes": {}, "classes": 2}'])  # fmt: skip
+                                     '{"nodes": {}, "classes": 2}',
+                                     '{"nodes": {}, "classes": ["cat", "dog"]}'])  # fmt: skip
 def test_a_damaged_roster_is_named(content, tmp_path):
     (tmp_path / "nodes.json").write_text(content)
     with pytest.raises(PfedafmError, match=r"nodes\.json is damaged .*--fresh starts over"):
@@ -110,7 +111,9 @@ def test_a_damaged_roster_is_named(content, tmp_path):
 
 
 def test_a_roster_of_other_classes_is_not_taken_for_this_ones(tmp_path):
-    (tmp_path / "nodes.json").write_text(json.dumps({"nodes": {}, "classes": ["cat", "cow"]}))
+    kept = dict.fromkeys(("federation", "image_shape", "dtype", "mean", "std"), "")
+    kept |= {"nodes": {}, "classes": ["cat", "cow"]}
+    (tmp_path / "nodes.json").write_text(json.dumps(kept))
     with pytest.raises(PfedafmError, match=r"classes = 'cat,dog' .*accepted: cat,cow"):
         roster(tmp_path)
 

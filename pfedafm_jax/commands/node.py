@@ -20,7 +20,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--server", default="127.0.0.1:18000", metavar="HOST:PORT", help="where the server listens")
     add("--client", type=int, required=True, metavar="K", help="its number, 0 to N - 1")
     add("--data", required=True, metavar="PATH",
-        help=".npz with images, labels, test_images, test_labels; a folder a class in train/ and "
+        help=".npz with images, labels, test_images, test_labels; one folder per class in train/ and "
              "test/; or, to rehearse, a dataset that all can have: its share is taken")  # fmt: skip
     add("--state", required=True, metavar="DIR", help="a folder for its private weights")
     add("--architecture", metavar="NAME", help="of its network (as the simulator would have it)")

@@ -75,7 +75,7 @@ def _pixels(file: Path, wanted: jax.ShapeDtypeStruct, resize: bool) -> np.ndarra
     pixels = pixels_of(opened(file), size, mode)
     found, accepted = f"{pixels.shape[1]}x{pixels.shape[0]}", f"{width}x{height}"
     if pixels.shape[-1] != channels:  # files are grey or RGB
-        found, accepted = f"of {pixels.shape[-1]} channels", str(channels)
+        found, accepted = ("grey" if pixels.shape[-1] == 1 else "RGB"), f"{channels} channels"
     if pixels.dtype != wanted.dtype:
         found, accepted = str(pixels.dtype), str(wanted.dtype)
     if found != accepted:

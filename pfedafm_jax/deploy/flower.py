@@ -286,7 +286,7 @@ def reply_to(message: Message, answer: Callable) -> Message:
     """Our reply to a message of Flower's."""
     try:
         found = record(*answer(*content(message.content)))
-    except (PfedafmError, ValueError, KeyError, TypeError) as error:  # also of another version
+    except (PfedafmError, ValueError) as error:
         found = record({"error": str(error)}, b"")
     return Message(found, reply_to=message)
 

@@ -25,6 +25,12 @@ from pfedafm_jax.settings import bad
 from pfedafm_jax.single_client import SingleClient
 from pfedafm_jax.trained import Model, make_card, model_of
 
+VISIT = {"settings", "round", "after"}
+QUESTIONS: dict[Any, set[str]] = {
+    "hello": {"config", "classes", "federation"}, "visit": VISIT, "evaluate": VISIT, "bye": set(),
+}  # fmt: skip
+"""What the server asks, and what its question must have."""
+
 
 class Ready(NamedTuple):
     """What visits need, made once from the server's settings and this node's data."""
@@ -62,13 +68,14 @@ class Node:
     def answer(self, head: Head, body: bytes) -> tuple[Head, bytes]:
         """The reply to a question: of kind hello, visit, evaluate or bye."""
         kind = head.get("kind")
+        if kind not in QUESTIONS or not QUESTIONS[kind] <= head.keys():
+            asked = f"{str(kind)[:40]!r} with {', '.join(map(str, head))}"
+            raise PfedafmError(f"the server asks for {asked[:200]}; is it of another version?")
         if kind == "hello":
             return self._hello(head), b""
         if kind == "bye":
             self.left = str(head.get("why", ""))
             return {}, b""
-        if kind not in ("visit", "evaluate"):
-            raise PfedafmError(f"the server asks for {str(kind)[:40]!r}; is it of another version?")
         asked = json.dumps(head, sort_keys=True), hashlib.sha256(body).digest()
         if self._last is None or self._last[0] != asked:
             ready = self._prepared(head["settings"])

@@ -18,6 +18,8 @@ from pfedafm_jax.files import read_bytes, write_atomically
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.settings import bad
 
+DTYPES = ("uint8", "float32", "int32")  # of a `Dataset`
+
 
 def classes_of(config: Config, given: str | None) -> list[str]:
     """Names of a federation's classes: `cat,dog`, or how many there are; or those of the dataset
@@ -35,9 +37,6 @@ def classes_of(config: Config, given: str | None) -> list[str]:
     return found
 
 
-DTYPES = ("uint8", "float32", "int32")  # of a `Dataset`
-
-
 class Roster:
     """Who takes part, as told before round 1; kept in a file of the run.
 
@@ -53,6 +52,9 @@ class Roster:
                 kept = json.loads(read_bytes(path))
                 self.nodes = {int(client): one for client, one in kept.pop("nodes").items()}
                 self.about, names = kept, list(map(str, kept["classes"]))
+                known = ("federation", "image_shape", "dtype", "mean", "std")
+                if missing := [name for name in known if name not in kept]:
+                    raise ValueError(f"{missing[0]} is missing")
             except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
                 raise PfedafmError(f"{path} is damaged ({error}); --fresh starts over") from error
             if names != list(classes):
@@ -68,7 +70,8 @@ class Roster:
         about["dtype"], shape = str(head["dtype"]), about["image_shape"]
         sized = shape and all(type(size) is int and 0 < size < 10**6 for size in shape)
         if about["dtype"] not in DTYPES or not sized:
-            raise ValueError(f"its data are {about['dtype'][:20]} {str(shape)[:80]}")
+            found = f"its data are {about['dtype'][:20]} {str(shape)[:80]}"
+            raise ValueError(f"{found}; accepted: {', '.join(DTYPES)}, sizes from 1")
         if about["classes"] != self.about["classes"]:
             found = (
                 f"its data has {len(about['classes'])} classes ({', '.join(about['classes'][:5])}"
@@ -98,7 +101,7 @@ class Roster:
                 raise ValueError("mean and std have another number of channels than its images")
             known = all(map(math.isfinite, statistics["mean"] + statistics["std"]))
             if not known or min(statistics["std"], default=1.0) <= 0:
-                raise ValueError("mean and std of its images cannot be")
+                raise ValueError("mean and std are not finite, or a deviation is not above 0")
             self.about |= about
             self.nodes[client] = own | statistics
             if self.complete:

@@ -136,14 +136,14 @@ def _train(
     totals, nothing, pending = compiled.zeros[int(shared_stage)], Totals({}, {}), []
 
     def finish(call: Call, states: Tree, info: Tree) -> None:
-        if not shared_stage and programs.lockstep:
+        if shared_stage:  # it changes private statistics only, and has only some parts of a state
+            states = {name: states[name] for name in states if name == PRIVATE_STATISTICS}
+        if programs.lockstep and not shared_stage:
             programs.buffers.save(call, states, state.store)
-        elif not shared_stage:
-            for client, own in _each(call, states):
-                state.store.write(client, own)
-        elif PRIVATE_STATISTICS in states:  # the only part that the shared stage changes
-            for client, own in _each(call, {PRIVATE_STATISTICS: states[PRIVATE_STATISTICS]}):
-                state.store.write(client, {**state.store.state(client), **own})
+        else:
+            for client, own in _each(call, states) if states else ():
+                whole = state.store.state(client) if shared_stage else {}
+                state.store.write(client, {**whole, **own})
         _report(call, info, reports)
 
     for call in calls_of(programs, list(entries), programs.num_train, shared_stage):

@@ -39,6 +39,7 @@ class Together:
     """Runs that share one program; `can_go_together` says which can."""
 
     def __init__(self, several: Sequence[Programs]):
+        assert not can_go_together(several)
         first, self._several = several[0], several
         self._programs = replace(first, only=())
         if len(several) > 1:

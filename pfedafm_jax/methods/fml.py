@@ -53,7 +53,10 @@ def mutual_loss(
 
 
 class PrivateAndShared(Standalone):
-    """Base of methods whose clients keep one model and share another."""
+    """Base of methods whose clients keep one model and share another.
+
+    They define `loss`, whose `params` are both: `model` and `shared_model`.
+    """
 
     def init_server(self, key) -> Server:
         return {"shared_model": init_shared_model(key, self.shared)}

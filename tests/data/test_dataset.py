@@ -16,6 +16,7 @@ from pfedafm_jax.config import Config
 from pfedafm_jax.data import dataset_from_arrays, load_dataset
 from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.experiment import Experiment
 
 
 def digits(num: int = 60, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -115,6 +116,9 @@ def test_a_run_needs_two_classes_or_more(tmp_path):
     config = Config(dataset=f"folder:{tmp_path / 'data'}")
     with pytest.raises(PfedafmError, match=r"dataset = 'folder:.*one class only"):
         config.check(load_dataset(config.dataset))
+    dataset = dataset_from_arrays("one", *(np.zeros((4, 8, 8), np.uint8), np.zeros(4, int)) * 2)
+    with pytest.raises(PfedafmError, match="one class only"):
+        Experiment(Config(num_clients=2, participation=1.0), dataset)
 
 
 def test_arrays_in_a_file_under_three_sets_of_names(tmp_path):
