@@ -3,7 +3,8 @@
     python experiments/full_length.py experiments/results/full_length/hetero_cifar10-n100
 
 All runs have one split and the same participants in every round, so that methods are compared
-client by client and round by round. `late` rounds and evaluations are the last fifth of a run.
+client by client and round by round (those of the lowest seed, if there are several; then one table
+has means over seeds). `late` rounds and evaluations are the last fifth of a run.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from pfedafm_jax import PfedafmError, cli, figures, plots
 from pfedafm_jax.files import write_atomically
 from pfedafm_jax.progress import console
 from pfedafm_jax.results import Run, read_runs
-from pfedafm_jax.tables import human, markdown, percent
+from pfedafm_jax.tables import human, markdown, mean_and_deviation, percent
 
 OURS = "pfedafm"
 STRETCHES = 5  # parts of a run in the table of pFedAFM's models
@@ -86,6 +87,36 @@ def differences(runs: Sequence[Run]) -> str:
         rows.append([f"pFedAFM − {run.title}", *row])
     heads = ["points", "all clients, late", "p (paired t)", "clients ahead : behind"]
     return markdown([*heads, "participants, late rounds"], rows)
+
+
+def over_seeds(runs: Sequence[Run]) -> str:
+    """Methods that were run with several seeds: mean ± deviation over these, and the differences.
+
+    Each seed has a split of its own, so that clients are paired within a seed.
+    """
+    by_method = {run.config["method"]: [] for run in runs}
+    for run in runs:
+        by_method[run.config["method"]].append(run)
+    ours = {run.config["seed"]: run for run in by_method[OURS]}
+    rows = []
+    for method, own in by_method.items():
+        own = [run for run in own if run.config["seed"] in ours]
+        if len(own) < 2:
+            continue
+        summaries = [run.summary for run in own]
+        names = ("best_mean_accuracy", "last_ten_mean_accuracy", "final_all_clients_accuracy")
+        cells = [percent(*mean_and_deviation([getattr(s, n) for s in summaries])) for n in names]
+        pairs = [late_clients(ours[run.config["seed"]]) - late_clients(run) for run in own]
+        means = [pair.mean() for pair in pairs]
+        ahead = f"{np.mean(means):+.2f} ± {np.std(means, ddof=1):.2f}"
+        p = f"{stats.ttest_1samp(np.concatenate(pairs), 0.0)[1]:.2g}"
+        rows.append(
+            [own[0].title, str(len(own)), *cells, *(("", "") if method == OURS else (ahead, p))]
+        )
+    heads = ["method", "seeds", "best round", "last ten", "all clients"]
+    return (
+        markdown([*heads, "pFedAFM − it, all clients, late", "p (paired t)"], rows) if rows else ""
+    )
 
 
 def models(run: Run) -> str:
@@ -178,15 +209,18 @@ def main(argv: list[str]) -> int:
             f"runs of one length are compared, {2 * STRETCHES} rounds or more; {found}"
         )
     runs.sort(key=lambda run: -(run.summary.final_all_clients_accuracy or 0))
+    seed, everything = min(run.config["seed"] for run in runs if run.config["method"] == OURS), runs
+    runs = [run for run in runs if run.config["seed"] == seed]
     ours = next(run for run in runs if run.config["method"] == OURS)
     parts = {
         "Accuracies, %": accuracies(runs),
         "Differences, points": differences(runs),
+        "Several seeds, %": over_seeds(everything),
         "What mixing adds: pFedAFM's participants, and all its clients, %": models(ours),
         "What mixing adds by architecture: pFedAFM's participants, points": by_architecture(ours),
         "The best of the rounds, participants, %": maxima(runs),
     }
-    text = "\n".join(f"### {title}\n\n{table}" for title, table in parts.items())
+    text = "\n".join(f"### {title}\n\n{table}" for title, table in parts.items() if table)
     write_atomically(asked.out.with_suffix(".md"), text)
     plots.save(picture(runs), asked.out.with_suffix(".png"))
     console.print(text)

@@ -131,7 +131,11 @@ def draw(study: Study, name: str, done: dict[Path, Run]) -> None:
     item = ITEMS[name]
     needed = item.tasks(study)
     wanted = {**item.also(study), **needed}
-    found: Found = {key: done[t.folder] for key, t in wanted.items() if t.folder in done}
+    found: Found = {
+        key: done[task.folder].first(task.config.rounds)
+        for key, task in wanted.items()
+        if task.folder in done
+    }
     used = [found[key] for key in needed if key in found]
     outcome = item.draw(study, found) if used or not needed else None
     if outcome is None:

@@ -17,7 +17,7 @@ import jax
 
 from pfedafm_jax.config import CONFIGS, Config, config_names, updated
 from pfedafm_jax.engine import join, setup_devices
-from pfedafm_jax.errors import Interrupted, PfedafmError, reason
+from pfedafm_jax.errors import Interrupted, PfedafmError, Unread, reason
 from pfedafm_jax.flags import Parser, add_settings, given, print_help, spelled
 from pfedafm_jax.observers import Observer, TensorBoard, WeightsAndBiases
 from pfedafm_jax.plugins import load_plugin
@@ -60,13 +60,16 @@ class Options:
 def guarded(main: Callable[[list[str]], int]) -> NoReturn:
     """Runs a command with its arguments, and exits with the code that it returns.
 
-    A `PfedafmError` becomes one message and its exit code; Ctrl-C becomes the conventional 130.
+    A `PfedafmError` becomes one message and its exit code; Ctrl-C becomes the conventional 130, and
+    a reader of the output who leaves (`| head`) ends it in silence.
     """
     explain_aborts()
     try:
         code = main(sys.argv[1:])
         print(end="", flush=True)
         sys.exit(code)
+    except (Unread, BrokenPipeError):
+        message, code = "", Unread.exit_code
     except PfedafmError as error:
         stopped = isinstance(error, Interrupted)
         message, code = f"{'' if stopped else 'error: '}{error}", error.exit_code
@@ -82,17 +85,23 @@ def guarded(main: Callable[[list[str]], int]) -> NoReturn:
     except SystemExit as leaving:
         *_, last = traceback.extract_tb(leaving.__traceback__)
         if Path(last.filename).name in ("argparse.py", "cli.py"):  # after --help, or bad words
+            _flush()
             raise
         where = f"{last.filename}, line {last.lineno}"
         message, code = f"error: {where}: code of a plugin calls sys.exit({leaving.code!r})", 2
-    print(clean(message), file=sys.stderr, flush=True)
+    if message:
+        print(clean(message), file=sys.stderr, flush=True)
+    _flush()
+    if jax.distributed.is_initialized():
+        os._exit(code)  # a normal exit waits for the other processes, which may have died
+    sys.exit(code)
+
+
+def _flush() -> None:
     try:
         print(end="", flush=True)
     except OSError:  # Python would retry at exit, and complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    if jax.distributed.is_initialized():
-        os._exit(code)  # a normal exit waits for the other processes, which may have died
-    sys.exit(code)
 
 
 def option_parser(everything: bool = True) -> Parser:

@@ -34,6 +34,12 @@ class Interrupted(PfedafmError):
         self.exit_code = 128 + signal_number  # the shell's convention: 130 after Ctrl-C
 
 
+class Unread(PfedafmError):
+    """Whoever read the output has gone, as after `| head`; there is nobody to tell."""
+
+    exit_code = 141  # the shell's convention: 128 + SIGPIPE
+
+
 def reason(error: BaseException) -> str:
     """The first line of an error's message; an `OSError` without its number and file name."""
     return (getattr(error, "strerror", None) or str(error)).strip().partition("\n")[0]

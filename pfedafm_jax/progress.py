@@ -5,7 +5,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from rich import progress as bars
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pfedafm_jax.data.partition import PARTITIONS
-from pfedafm_jax.errors import StorageError, reason
+from pfedafm_jax.errors import StorageError, Unread, reason
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.plots import architecture_label
 from pfedafm_jax.records import Record, Summary
@@ -39,6 +39,9 @@ class _Terminal(Console):
             super().print(*words, **options)
         except OSError as error:  # so that it is not mistaken for an error of the run's files
             raise StorageError(f"standard output cannot be written ({reason(error)})") from error
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise Unread
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(clean(text), **options)

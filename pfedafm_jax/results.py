@@ -108,6 +108,21 @@ class Run:
         except Exception as error:  # zipfile and numpy raise many types on damaged input
             _damaged(path, error)
 
+    def first(self, rounds: int) -> "Run":
+        """The run as it was after this many rounds, in memory; itself if it has no more."""
+        if rounds >= len(self.records):
+            return self
+        known = self.clients["evaluation_rounds"] <= rounds
+        arrays = dict(self.clients)
+        for name, rows in arrays.items():
+            if name.startswith("visits/"):
+                arrays[name] = rows[:rounds]
+            elif name == "evaluation_rounds" or name.startswith("all_clients/"):
+                arrays[name] = rows[known]
+        records, last = self.records[:rounds], arrays["all_clients/accuracy"]
+        summary = summarize(records, self.about, last[-1] if len(last) else None)
+        return Run(self.about, records, summary, self.finished, arrays=arrays)
+
     @cached_property
     def partition(self) -> Partition | None:
         """Which client had which images, if the folder has it."""

@@ -77,6 +77,17 @@ def test_starting_a_finished_run_again_says_so_and_changes_nothing(finished, cap
     assert (folder / "rounds.jsonl").read_text() == before
 
 
+def test_a_reader_who_leaves_ends_a_command_in_silence(finished, tmp_path):
+    read, write = os.pipe()
+    os.close(read)  # as after `| head`
+    plot = ["plot", str(finished[0]), "--out", str(tmp_path / "plot.png")]
+    for words in (["run", "--help-all"], plot):
+        command = [sys.executable, "-m", "pfedafm_jax", *words]
+        asked = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=60)
+        assert (asked.returncode, asked.stderr) == (141, b"")
+    os.close(write)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

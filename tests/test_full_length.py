@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import full_length
+import numpy as np
 import pytest
+from by_hand import record, run_by_hand
 
 from pfedafm_jax import PfedafmError
 
@@ -29,3 +31,17 @@ def test_stretches_without_an_evaluation_of_all_clients_have_a_dash(tmp_path):
 def test_runs_of_different_lengths_are_not_compared(tmp_path):
     with pytest.raises(PfedafmError, match="one length"):
         full_length.main([str(RESULTS / "newcomers"), "--out", str(tmp_path / "found")])
+
+
+def test_seeds_are_averaged_and_clients_paired_within_a_seed():
+    def run(method, seed, everyone):
+        scores = everyone + np.linspace(-0.1, 0.1, 100)
+        rounds = [record(n, everyone, everyone=everyone) for n in range(1, 11)]
+        return run_by_hand(rounds, last_accuracies=scores, method=method, seed=seed)
+
+    runs = [run("pfedafm", 0, 0.8), run("pfedafm", 1, 0.9), run("fd", 0, 0.75), run("fd", 1, 0.84)]
+    runs += [run("fml", 0, 0.5), run("standalone", 5, 0.5), run("standalone", 6, 0.5)]
+    ours, other = full_length.over_seeds(runs).splitlines()[2:]
+    assert ours == "| pFedAFM | 2 |" + 3 * " 85.00 ± 7.07 |" + "  |  |"
+    assert other.startswith("| FD | 2 |" + 3 * " 79.50 ± 6.36 |" + " +5.50 ± 0.71 |")
+    assert full_length.over_seeds(runs[::2]) == ""

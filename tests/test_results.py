@@ -53,6 +53,29 @@ def test_costs_until_a_target():
     assert run_by_hand(rounds, dataset="cifar10").summary.rounds_to_target == 3
 
 
+def test_the_first_rounds_of_a_run_are_a_run_of_that_length(tmp_path):
+    rounds = [record(n, n / 10, everyone=n / 20 if n % 2 == 0 else None) for n in range(1, 5)]
+    visits = {"accuracy": np.arange(400.0).reshape(4, 100)}
+    everyone = np.full(100, 0.2)
+    run = run_by_hand(rounds, tmp_path / "run", last_accuracies=everyone, visits=visits)
+    run.clients["evaluation_rounds"], run.clients["all_clients/accuracy"] = (  # pyright: ignore
+        np.array([2, 4]),
+        np.stack([np.linspace(0, 0.2, 100), everyone]),
+    )
+    half = run.first(3)
+    assert (half.summary.rounds, half.summary.best_mean_accuracy) == (3, 0.3)
+    assert half.summary.final_all_clients_accuracy == 0.1
+    assert half.summary.spread_over_clients == pytest.approx(
+        np.linspace(0, 0.2, 100).std(), abs=1e-6
+    )
+    assert [*half.clients["evaluation_rounds"]] == [2]
+    assert (
+        half.clients["visits/accuracy"].shape == (3, 100) and len(half.clients["num_test"]) == 100
+    )
+    assert half.finished and half.name == "pfedafm-seed0"
+    assert run.first(4) is run
+
+
 def test_a_run_is_read_back_as_it_was_written(tmp_path):
     more = {"mix_mean": 0.5, "mean_accuracy/small": None}
     rounds = [record(1, 0.25, **more), record(2, 0.5, everyone=0.75)]

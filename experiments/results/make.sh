@@ -1,60 +1,75 @@
 #!/usr/bin/env bash
 # The runs of PROTOCOL.md: starts what is missing, one process per core, and goes on where it was stopped.
 #
-#   experiments/results/make.sh STAGE [WORKERS]     epochs | rates | knobs | runs
+#   experiments/results/make.sh STAGE [WORKERS]     epochs | rates | knobs | runs | mixes
 #
-# From the environment, the choices of the stages before: EPOCHS ("--local-epochs 4 --flip --crop"), and for knobs
-# RATE (0.02). METHODS limits knobs and runs to some; runs also has DATASET (cifar10, or cifar100) and SEEDS ("0").
-# Files go to runs/evidence; CIFAR comes from the user's cache or is fetched.
+# From the environment: EPOCHS, the choice of the first stage ("--local-epochs 4 --flip --crop"); METHODS limits rates,
+# knobs and runs to some; runs also has DATASET (cifar10, or cifar100) and SEEDS ("0"). Rates are those of the configuration.
+# Files go to runs/evidence; CIFAR comes from the user's cache or is fetched. experiments/choices.py makes the tables of
+# rates and knobs, experiments/full_length.py those of the runs.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-stage=${1:?stage: epochs, rates, knobs or runs} workers=${2:-$(nproc)}
+stage=${1:?stage: epochs, rates, knobs, runs or mixes} workers=${2:-$(nproc)}
 out=runs/evidence
-common="--config hetero_cifar10 --rounds 60 --validation-fraction 0.1 --eval-every 60"
-common="$common --devices 1 --checkpoint-every 20 --drop-checkpoints"
-methods="pfedafm fedrep fedproto fedper fd standalone lg_fedavg fedapen fml fedkd"
+methods=${METHODS:-pfedafm fedrep fedproto fedper fd standalone lg_fedavg fedapen fml fedkd}
 [ "$stage" = epochs ] || : "${EPOCHS:?the choice of the first stage}"
 mkdir -p $out
 
+# A sweep over one setting, METHOD FOLDER SETTING VALUES MORE…: a job for each value, in one folder.
+sweep() {
+  local method=$1 folder=$2 setting=$3 values=$4
+  shift 4
+  for value in ${values//,/ }; do
+    echo "sweep.py --config hetero_cifar10 --rounds 60 --validation-fraction 0.1 --devices 1 --checkpoint-every 20" \
+      "--drop-checkpoints --method $method $* --grid $setting=$value --run-dir $out/$stage/$folder"
+  done
+}
+
+# One run, METHOD SEED FOLDER MORE…
+run() {
+  local method=$1 seed=$2 folder=$3
+  shift 3
+  echo "run.py --config $config --rounds $rounds $EPOCHS --eval-every 20 --devices 1 --checkpoint-every 25" \
+    "--method $method --seed $seed $* --run-dir $out/full/$folder/$method-seed$seed"
+}
+
 jobs_of() {
+  local config=hetero_${DATASET:-cifar10} rounds=500
+  [ "$config" = hetero_cifar10 ] || rounds=200
   case $stage in
   epochs)
     for method in pfedafm fedproto fedrep; do
-      echo "$common --method $method --flip --crop --grid local_epochs=1,4 --run-dir $out/epochs/$method-augmented"
-      echo "$common --method $method --grid local_epochs=1,4 --run-dir $out/epochs/$method-plain"
+      sweep "$method" "$method-augmented" local_epochs 1,4 --flip --crop
+      sweep "$method" "$method-plain" local_epochs 1,4
     done ;;
   rates)
     for method in $methods; do
-      echo "$common $EPOCHS --method $method --grid learning_rate=0.005,0.01,0.02,0.04,0.08 --run-dir $out/rates/$method"
+      sweep "$method" "$method" learning_rate 0.005,0.01,0.02,0.04,0.08 "$EPOCHS"
     done ;;
-  knobs)
-    for method in ${METHODS:-$methods}; do
+  knobs) # beside the default, which the stage before has run
+    for method in $methods; do
       case $method in
-      pfedafm) knob=pfedafm.mix_learning_rate=0.1,1,10 ;;
-      fedproto) knob=fedproto.lambda_mse=0.1,1,10 ;;
-      fd) knob=fd.gamma=0.1,1,10 ;;
-      fml) knob=fml.alpha=0.25,0.5,0.75 ;;
-      fedkd) knob=fedkd.t_start=0.9,0.95,0.98 ;;
-      fedapen) knob=fedapen.lambda_start=0.25,0.5,0.75 ;;
-      fedrep) knob=fedrep.head_epochs=2,5,10 ;;
-      *) knob=weight_decay=0.0001,0.001,0.01 ;;
+      pfedafm) knob="pfedafm.mix_learning_rate 0.1,10" ;;
+      fedproto) knob="fedproto.lambda_mse 0.1,10" ;;
+      fd) knob="fd.gamma 0.1,10" ;;
+      fml) knob="fml.alpha 0.25,0.75" ;;
+      fedkd) knob="fedkd.t_start 0.9,0.98" ;;
+      fedapen) knob="fedapen.lambda_start 0.25,0.75" ;;
+      fedrep) knob="fedrep.head_epochs 2,5" ;;
+      *) knob="weight_decay 0.0001,0.01" ;;
       esac
-      echo "$common $EPOCHS --method $method --learning-rate ${RATE:-0.02} --grid $knob --run-dir $out/knobs/$method"
+      sweep "$method" "$method" $knob "$EPOCHS"
     done ;;
-  runs) # without --learning-rate, the rates of the configuration: 0.005 for FML and FedAPEN, 0.01 for FedKD
-    config=hetero_${DATASET:-cifar10} rounds=500
-    [ $config = hetero_cifar10 ] || rounds=200
+  runs)
     for seed in ${SEEDS:-0}; do
-      for method in ${METHODS:-$methods}; do
-        echo "--config $config --rounds $rounds $EPOCHS --eval-every 20 --devices 1 --checkpoint-every 25" \
-          "--method $method --seed $seed --run-dir $out/full/$config-n100/$method-seed$seed"
-      done
+      for method in $methods; do run "$method" "$seed" "$config-n100"; done
     done ;;
+  mixes)
+    for mix in 0 0.5 1; do run pfedafm 0 "$config-n100-mix$mix" --pfedafm.mix-fixed "$mix"; done ;;
   *) echo "stage $stage is not known" >&2; exit 2 ;;
   esac
 }
 
 # PJRT_NPROC keeps XLA to one thread in each process.
-[ "$stage" = runs ] && export COMMAND=run || export COMMAND=sweep
 jobs_of | PJRT_NPROC=1 xargs -P "$workers" -I{} bash -c \
-  'name=$(sed "s/.*--run-dir //; s/ .*//" <<<"{}"); mkdir -p "$(dirname "$name")"; python experiments/$COMMAND.py {} >>"$name.log" 2>&1'
+  'name=$(sed "s/.*--run-dir //" <<<"{}"); mkdir -p "$(dirname "$name")"; python experiments/{} >>"$name.log" 2>&1'
