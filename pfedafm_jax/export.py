@@ -53,7 +53,7 @@ def export_client(client: TrainedClient, folder: str | Path, onnx: bool = False)
     if names and CARD not in names:
         raise bad("out", str(place), f"a new or empty folder; it holds {sorted(names)[0]}")
     if onnx and not (find_spec("jax2onnx") and find_spec("onnxruntime")):
-        raise PfedafmError("onnx needs two more packages: pip install 'pfedafm-jax[onnx]'")
+        raise PfedafmError("onnx needs two more packages: pip install -e '.[onnx]' in a checkout")
     leaves = by_path({"client": client.params, "server": client.server})
     arrays = {name: np.asarray(leaf, order="C") for name, leaf in leaves.items()}
     files: dict[str, bytes] = {WEIGHTS: save(arrays), PROGRAM: program(client)}

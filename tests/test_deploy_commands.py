@@ -41,7 +41,7 @@ def test_the_commands_say_what_they_lack(monkeypatch):
     for module, lacks in (("certs", "cryptography"), ("flower", "flwr")):
         monkeypatch.setitem(sys.modules, lacks, None)
         monkeypatch.delitem(sys.modules, f"pfedafm_jax.deploy.{module}", raising=False)
-        with pytest.raises(PfedafmError, match=r"needs .* pip install 'pfedafm-jax\[flower\]'"):
+        with pytest.raises(PfedafmError, match=r"needs .* pip install -e '\.\[flower\]'"):
             needed(module)
     with pytest.raises(ModuleNotFoundError, match="no_module_of_ours"):  # no package would help
         needed("no_module_of_ours")

@@ -229,7 +229,7 @@ def test_an_exported_client_is_the_client(trained, tmp_path, monkeypatch):
         with pytest.raises(PfedafmError, match=said):
             load_client(tmp_path / "out")
     monkeypatch.setattr(exporting, "find_spec", lambda name: None)
-    with pytest.raises(PfedafmError, match=r"pip install 'pfedafm-jax\[onnx\]'"):
+    with pytest.raises(PfedafmError, match=r"pip install -e '\.\[onnx\]'"):
         export_client(client, tmp_path / "onnx", onnx=True)
     assert not (tmp_path / "onnx").exists()
 

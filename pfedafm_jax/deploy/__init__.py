@@ -27,7 +27,9 @@ def needed(module: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("pfedafm_jax"):
             raise
-        words = f"this needs Flower ({error.name} is missing): pip install 'pfedafm-jax[flower]'"
+        words = (
+            f"this needs Flower ({error.name} is missing): pip install -e '.[flower]' in a checkout"
+        )
         raise PfedafmError(words) from error
 
 
