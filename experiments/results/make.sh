@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # The runs of PROTOCOL.md: starts what is missing, one process per core, and goes on where it was stopped.
 #
-#   experiments/results/make.sh STAGE [WORKERS]     epochs | rates | knobs | runs | mixes
+#   experiments/results/make.sh STAGE [WORKERS]     epochs | rates | knobs | runs | mixes | table2 | figures
 #
 # From the environment: EPOCHS, the choice of the first stage ("--local-epochs 4 --flip --crop"); METHODS limits rates,
 # knobs and runs to some; runs also has DATASET (cifar10, or cifar100) and SEEDS ("0"). Rates are those of the configuration.
-# Files go to runs/evidence; CIFAR comes from the user's cache or is fetched. experiments/choices.py makes the tables of
-# rates and knobs, experiments/full_length.py those of the runs.
+# Files go to runs/evidence; CIFAR comes from DATA_DIR, the user's cache, or is fetched. experiments/choices.py makes the tables of
+# rates and knobs, experiments/full_length.py those of the runs, and experiments/reproduce.py the paper's. The last two
+# stages use finished runs for their points: cp -r experiments/results/full_length/hetero* runs/evidence/full
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-stage=${1:?stage: epochs, rates, knobs, runs or mixes} workers=${2:-$(nproc)}
+stage=${1:?stage: epochs, rates, knobs, runs, mixes, table2 or figures} workers=${2:-$(nproc)}
 out=runs/evidence
 methods=${METHODS:-pfedafm fedrep fedproto fedper fd standalone lg_fedavg fedapen fml fedkd}
 [ "$stage" = epochs ] || : "${EPOCHS:?the choice of the first stage}"
@@ -30,7 +31,15 @@ run() {
   local method=$1 seed=$2 folder=$3
   shift 3
   echo "run.py --config $config --rounds $rounds $EPOCHS --eval-every 20 --devices 1 --checkpoint-every 25" \
-    "--method $method --seed $seed $* --run-dir $out/full/$folder/$method-seed$seed"
+    "--method $method --seed $seed ${DATA_DIR:+--data-dir $DATA_DIR} $* --run-dir $out/full/$folder/$method-seed$seed"
+}
+
+# An item of the paper, ITEM ROUNDS MORE…
+paper() {
+  local item=$1 rounds=$2
+  shift 2
+  echo "reproduce.py $item --scale full --rounds $rounds --datasets ${DATASET:-cifar10}" \
+    "${DATA_DIR:+--data-dir $DATA_DIR} $* --devices 1 --run-dir $out/full"
 }
 
 jobs_of() {
@@ -66,6 +75,10 @@ jobs_of() {
     done ;;
   mixes)
     for mix in 0 0.5 1; do run pfedafm 0 "$config-n100-mix$mix" --pfedafm.mix-fixed "$mix"; done ;;
+  table2)
+    for method in $methods; do paper table2 200 --methods "$method"; done ;;
+  figures)
+    for item in fig-ablation-training fig-pathological fig-dirichlet fig-mix-lr; do paper $item 100; done ;;
   *) echo "stage $stage is not known" >&2; exit 2 ;;
   esac
 }
