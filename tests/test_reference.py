@@ -48,7 +48,7 @@ def play(loop, programs, draws, state=None):
 
 # One architecture where two would show no more: it is compiled in half the time.
 ONE = {"architectures": ("small_b",)}
-MIX = {"mix_scalar": True, "mix_project": False, "mix_learning_rate": 0.1}
+MIX = {"mix_scalar": True, "mix_project": False, "mix_start": 0.5, "mix_learning_rate": 0.1}
 SETTINGS = {
     "paper": {},
     "end_to_end": {"training": "end_to_end", "aggregation": "uniform", **ONE},

@@ -74,7 +74,8 @@ jobs_of() {
       for method in $methods; do run "$method" "$seed" "$config-n100"; done
     done ;;
   mixes)
-    for mix in 0 0.5 1; do run pfedafm 0 "$config-n100-mix$mix" --pfedafm.mix-fixed "$mix"; done ;;
+    for mix in 0 0.5 1; do run pfedafm 0 "$config-n100-mix$mix" --pfedafm.mix-fixed "$mix"; done
+    run pfedafm 0 "$config-n100-start0.5" --pfedafm.mix-start 0.5 ;;
   table2)
     for method in $methods; do paper table2 200 --methods "$method"; done ;;
   figures)

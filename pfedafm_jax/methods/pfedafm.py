@@ -59,13 +59,16 @@ class PFedAFM(Method):
         """Keep the mix vector in [0, 1] after every step."""
         mix_scalar: bool = False
         """Ablation: one mix weight for all features instead of one for each."""
+        mix_start: Share = 1.0
+        """Where the mix vector starts; 1: local features alone, 0: shared features alone."""
         mix_fixed: Share | None = None
         """Ablation: hold the mix vector at this value instead of training it."""
         training: Literal["iterative", "end_to_end"] = "iterative"
         """Two phases (the paper), or everything at once (its ablation)."""
 
     def init_client(self, key, architecture) -> Client:
-        start = 1.0 if self.settings.mix_fixed is None else self.settings.mix_fixed
+        fixed = self.settings.mix_fixed
+        start = self.settings.mix_start if fixed is None else fixed
         width = 1 if self.settings.mix_scalar else architecture.feature_size
         mix = jnp.full((width,), start, jnp.float32)
         return {**init_private_model(key, architecture), "mix": mix}

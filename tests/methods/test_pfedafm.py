@@ -64,10 +64,12 @@ def test_mixing_by_hand():
     assert mix_features(jnp.array([0.5]), shared, local).tolist() == [[3.0, 4.0, 5.0]]
 
 
-@pytest.mark.parametrize(("scalar", "size"), [(True, 1), (False, 12)])
-def test_clients_start_from_their_own_features_or_a_fixed_mix(visit, scalar, size):
+@pytest.mark.parametrize(
+    ("scalar", "size", "name"), [(True, 1, "mix_fixed"), (False, 12, "mix_start")]
+)
+def test_clients_start_from_their_own_features_or_another_mix(visit, scalar, size, name):
     np.testing.assert_array_equal(visit.client["mix"], np.ones(12))
-    client = own(visit.method, mix_fixed=0.25, mix_scalar=scalar).init_client
+    client = own(visit.method, mix_scalar=scalar, **{name: 0.25}).init_client
     mix = jax.jit(lambda key: client(key, visit.architecture)["mix"])(jax.random.key(0))
     np.testing.assert_array_equal(mix, np.full(size, 0.25, np.float32))
 
