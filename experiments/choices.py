@@ -15,6 +15,7 @@ from typing import Any
 
 from pfedafm_jax import Config, PfedafmError, cli
 from pfedafm_jax.config import updated
+from pfedafm_jax.errors import naming
 from pfedafm_jax.files import write_atomically
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.progress import console
@@ -34,7 +35,6 @@ KNOBS = {
     "fedkd": "fedkd.t_start",
 }  # results/PROTOCOL.md has the values
 Entry = dict[str, Any]  # method, rate, knob (a value), accuracy, commit
-WHAT = ("method", "rate", "knob")
 
 
 def usual(method: str) -> tuple[float, Any]:
@@ -47,10 +47,10 @@ def entry(run: Run) -> Entry:
     method = run.config["method"]
     if method not in KNOBS or not run.settings["validation_fraction"]:
         raise PfedafmError(f"{run.name} is no run of a sweep over {', '.join(KNOBS)}")
-    found = method, run.rate, run.settings[KNOBS[method]]
     commit = run.about["versions"].get("pfedafm_jax", "").partition("(")[2][:7]
     accuracy = run.summary.final_all_clients_accuracy
-    return dict(zip(WHAT, found, strict=True)) | {"accuracy": accuracy, "commit": commit}
+    found = {"method": method, "rate": run.rate, "knob": run.settings[KNOBS[method]]}
+    return found | {"accuracy": accuracy, "commit": commit}
 
 
 def by_value(entries: Sequence[Entry], method: str, axis: str) -> dict[float, str]:
@@ -85,7 +85,7 @@ def knobs(entries: Sequence[Entry]) -> str:
         if len(cells) > 1:
             cells += [""] * (3 - len(cells))
             rows.append([find_method(method).title, setting, *cells, f"{usual(method)[1]:g}"])
-    return markdown(["method", "setting", "", "", "", "used"], rows)
+    return markdown(["method", "setting", "", "", "", "used"], rows) if rows else ""
 
 
 def main(argv: list[str]) -> int:
@@ -94,17 +94,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("runs", nargs="*", metavar="RUN", help="folders of a sweep's runs")
     parser.add_argument("--file", type=Path, required=True, help="JSON file to read and add to")
     asked = parser.parse_args(argv)
-    entries: list[Entry] = json.loads(asked.file.read_text()) if asked.file.exists() else []
     runs = [run for run in read_runs(asked.runs) if run.finished] if asked.runs else []
-    known = {tuple(one[name] for name in WHAT): one for one in [*entries, *map(entry, runs)]}
-    order = {method: place for place, method in enumerate(KNOBS)}
-    entries = [
-        one for _, one in sorted(known.items(), key=lambda pair: (order[pair[0][0]], pair[0]))
-    ]
+    known = {}
+    with naming(f"{str(asked.file)!r} is no file that this command wrote"):
+        found: list[Entry] = json.loads(asked.file.read_text()) if asked.file.exists() else []
+        for one in [*found, *map(entry, runs)]:
+            known[list(KNOBS).index(one["method"]), one["rate"], one["knob"]] = one
+    entries = [known[key] for key in sorted(known)]
     if runs:
         lines = ",\n ".join(json.dumps(one) for one in entries)
         write_atomically(asked.file, f"[{lines}]\n")
-    for text in (rates(entries), knobs(entries)):
+    for text in filter(None, (rates(entries), knobs(entries))):
         console.print(text, soft_wrap=True, markup=False, highlight=False)
     return 0
 
