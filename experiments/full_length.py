@@ -3,12 +3,13 @@
     python experiments/full_length.py experiments/results/full_length/hetero_cifar10-n100
 
 All runs have one split and the same participants in every round, so that methods are compared
-client by client and round by round (those of the lowest seed, if there are several; then one table
-has means over seeds). `late` rounds and evaluations are the last fifth of a run.
+client by client (those of the lowest seed, if there are several; then one table has means over
+seeds). `late` rounds and evaluations are the last fifth of a run. ± is a standard error with the
+client as the unit, over its visits and evaluations, if nothing else is said.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,39 +20,52 @@ from scipy import stats  # comes with JAX, which needs it
 from pfedafm_jax import PfedafmError, cli, figures, plots
 from pfedafm_jax.files import write_atomically
 from pfedafm_jax.progress import console
-from pfedafm_jax.results import Run, read_runs
+from pfedafm_jax.results import Run, differing, read_runs
 from pfedafm_jax.tables import human, markdown, mean_and_deviation, percent
 
 OURS = "pfedafm"
-STRETCHES = 5  # parts of a run in the table of pFedAFM's models
-DRAWS = 2000  # of participants, to see what a maximum over rounds is worth
+CONTROLS = "fedper", "fedrep"  # a shared extractor, headers of their own, and nothing else
+CHOSEN = "method", "seed", "learning_rate", "weight_decay"  # may differ, beside methods' own
+STRETCHES = 5  # parts of a run: the last has the late rounds
+DRAWS = 1000  # of as many rounds as a run has, to see what a maximum over rounds is worth
 
 
-def participants(run: Run, prediction: str = "") -> np.ndarray:
-    """Participants' mean accuracy by round, in percent: `[rounds]`."""
-    name = f"mean_accuracy{'/' if prediction else ''}{prediction}"
-    return 100 * run.per_round()[name].to_numpy()
+def visits(run: Run, prediction: str = "") -> np.ndarray:
+    """Accuracy in percent of a client right after a visit, NaN without one: `[rounds, clients]`."""
+    return 100 * run.clients[f"visits/accuracy{prediction and '/'}{prediction}"]
 
 
-def late(run: Run, rounds: np.ndarray) -> np.ndarray:
-    """Which of these rounds, by number, are in the last fifth of the run."""
-    return 5 * rounds > 4 * run.summary.rounds
+def everyone(run: Run, prediction: str = "") -> np.ndarray:
+    """Accuracy in percent when all clients were evaluated: `[evaluations, clients]`."""
+    return 100 * run.clients[f"all_clients/accuracy{prediction and '/'}{prediction}"]
 
 
-def late_rounds(run: Run) -> np.ndarray:
-    """Participants' mean accuracy in percent in the late rounds: `[rounds]`."""
-    return participants(run)[late(run, run.per_round()["round"].to_numpy())]
+def stretches(run: Run) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The parts of a run: the rows of `visits` and those of `everyone` in each."""
+    for rows in np.array_split(np.arange(run.summary.rounds), STRETCHES):
+        yield rows, np.flatnonzero(np.isin(run.clients["evaluation_rounds"], rows + 1))
+
+
+def label(rows: np.ndarray) -> str:
+    return f"{rows[0] + 1} to {rows[-1] + 1}"
 
 
 def late_clients(run: Run) -> np.ndarray:
     """Each client's accuracy in percent, mean over the late evaluations of all: `[clients]`."""
-    chosen = late(run, run.clients["evaluation_rounds"])
-    return 100 * run.clients["all_clients/accuracy"][chosen].mean(axis=0)
+    *_, (_, evaluations) = stretches(run)
+    return everyone(run)[evaluations].mean(axis=0)
 
 
 def with_error(values: np.ndarray) -> str:
-    """Mean and standard error of the mean."""
-    return f"{values.mean():+.2f} ± {stats.sem(values):.2f}"
+    """Mean of what is finite, and its standard error if clients, the last axis, are the units."""
+    values = np.atleast_2d(values)
+    known = np.isfinite(values)
+    if not known.any():
+        return "–"
+    mean, units = values[known].mean(), known.any(axis=0).sum()
+    of_clients = np.where(known, values - mean, 0.0).sum(axis=0)
+    error = np.sqrt(units / (units - 1) * (of_clients**2).sum()) / known.sum()
+    return f"{mean:+.2f} ± {error:.2f}"
 
 
 def accuracies(runs: Sequence[Run]) -> str:
@@ -68,25 +82,78 @@ def accuracies(runs: Sequence[Run]) -> str:
         row += ["–" if x is None else human(x) for x in (one.floats_to_target, one.flops_to_target)]
         column = run.config["num_clients"], run.config["dataset"]
         known = run.config["method"] in numbers.METHODS
-        stated = numbers.accuracy("hetero", run.config["method"], *column) if known else None
+        kind = "hetero" if len(run.config["architectures"]) > 1 else "homo"
+        stated = numbers.accuracy(kind, run.config["method"], *column) if known else None
         rows.append([*row, "–" if stated is None else f"{stated:.2f}"])
     return markdown(heads, rows)
 
 
 def differences(runs: Sequence[Run]) -> str:
-    """pFedAFM minus each other, paired by client and paired by round."""
+    """pFedAFM minus each other, paired by client: at the end, late, and at late visits."""
     ours = next(run for run in runs if run.config["method"] == OURS)
+    *_, (rows_late, _) = stretches(ours)
     rows = []
     for run in runs:
         if run is ours:
             continue
         clients = late_clients(ours) - late_clients(run)
-        rounds = late_rounds(ours) - late_rounds(run)
-        row = [with_error(clients), f"{stats.ttest_1samp(clients, 0.0)[1]:.2g}"]
-        row += [f"{(clients > 0).sum()} : {(clients < 0).sum()}", with_error(rounds)]
+        row = [with_error((everyone(ours) - everyone(run))[-1]), with_error(clients)]
+        row += [f"{stats.ttest_1samp(clients, 0.0)[1]:.2g}"]
+        row += [f"{(clients > 0).sum()} : {(clients < 0).sum()}"]
+        row += [with_error((visits(ours) - visits(run))[rows_late])]
         rows.append([f"pFedAFM − {run.title}", *row])
-    heads = ["points", "all clients, late", "p (paired t)", "clients ahead : behind"]
-    return markdown([*heads, "participants, late rounds"], rows)
+    heads = ["points", "all clients, end", "all clients, late", "p (paired t, late)"]
+    return markdown([*heads, "clients ahead : behind, late", "participants, late"], rows)
+
+
+def by_stretch(runs: Sequence[Run]) -> str:
+    """pFedAFM minus each other over all clients, in every part of the run."""
+    ours = next(run for run in runs if run.config["method"] == OURS)
+    parts = list(stretches(ours))
+    rows = []
+    for run in runs:
+        if run is not ours:
+            gap = everyone(ours) - everyone(run)
+            cells = [with_error(gap[evaluations]) for _, evaluations in parts]
+            rows.append([f"pFedAFM − {run.title}", *cells])
+    return markdown(["all clients, points", *(label(rows) for rows, _ in parts)], rows)
+
+
+def targets(runs: Sequence[Run]) -> str:
+    """When the target is reached: by one round's participants, those of ten rounds, all clients."""
+    rows = []
+    for run in runs:
+        target, rounds = (
+            100 * (run.summary.target_accuracy or 1.0),
+            run.clients["evaluation_rounds"],
+        )
+        one = 100 * run.per_round()["mean_accuracy"].to_numpy()
+        ten = np.convolve(one, np.ones(10) / 10, "valid")
+        reached = [
+            np.arange(1, len(one) + 1)[one >= target],
+            np.arange(10, len(one) + 1)[ten >= target],
+        ]
+        reached.append(rounds[everyone(run).mean(axis=1) >= target])
+        cells = [str(found[0]) if len(found) else "–" for found in reached]
+        spent = (
+            [record.flops for record in run.records[: reached[-1][0]]] if len(reached[-1]) else []
+        )
+        rows.append([run.title, *cells, human(sum(spent)) if spent else "–"])
+    heads = ["method", "one round's participants", "mean of ten rounds", "all clients"]
+    return markdown([*heads, "FLOPs until all clients"], rows)
+
+
+def averaging(runs: Sequence[Run]) -> str:
+    """Participants after their training, and the same clients in the same rounds with the average."""
+    rows = []
+    for run in runs:
+        rounds = run.clients["evaluation_rounds"]
+        chosen = 2 * rounds > run.summary.rounds
+        before, after = visits(run)[rounds[chosen] - 1], everyone(run)[chosen]
+        after = np.where(np.isfinite(before), after, np.nan)
+        cells = [f"{np.nanmean(values):.2f}" for values in (before, after)]
+        rows.append([run.title, *cells, with_error(after - before)])
+    return markdown(["method", "after training", "after the average", "change"], rows)
 
 
 def over_seeds(runs: Sequence[Run]) -> str:
@@ -120,35 +187,50 @@ def over_seeds(runs: Sequence[Run]) -> str:
 
 
 def models(run: Run) -> str:
-    """pFedAFM's mixed model beside the small and the large one alone, by stretch of rounds."""
-    mixed, small, large = (participants(run, name) for name in ("", "small", "large"))
-    mix, clients = run.per_round()["mix_mean"].to_numpy(), run.clients
+    """pFedAFM's mixed model beside the small and the large one alone, in every part of the run."""
+    records = run.per_round()
+    gain, gain_of_all = visits(run) - visits(run, "small"), everyone(run) - everyone(run, "small")
     rows = []
-    for part in np.array_split(np.arange(len(mixed)), STRETCHES):
-        row = [f"{part[0] + 1} to {part[-1] + 1}"]
-        row += [f"{one[part].mean():.2f}" for one in (mixed, small, large)]
-        row += [with_error((mixed - small)[part]), f"{mix[part].mean():.3f}"]
-        inside = np.isin(clients["evaluation_rounds"], part + 1)
-        everyone = (clients[f"all_clients/accuracy{name}"][inside] for name in ("", "/small"))
-        rows.append(row + [percent(values.mean() if values.size else None) for values in everyone])
-    heads = ["rounds", "mixed", "small alone", "large alone", "mixed − small", "mean mix"]
-    return markdown([*heads, "all clients, mixed", "all clients, small alone"], rows)
+    for part, evaluations in stretches(run):
+        row = [f"{np.nanmean(visits(run, name)[part]):.2f}" for name in ("", "small", "large")]
+        row += [with_error(gain[part]), with_error(gain_of_all[evaluations])]
+        means = (records[name][part].mean() for name in ("mix_mean", "loss", "shared_loss"))
+        rows.append([label(part), *row, *(f"{mean:.3f}" for mean in means)])
+    heads = ["rounds", "mixed", "small alone", "large alone", "mixed − small"]
+    heads += ["mixed − small, all clients", "mean mix", "loss, phase 1", "loss, phase 2"]
+    return markdown(heads, rows)
 
 
-def by_architecture(run: Run) -> str:
-    """What mixing adds to the small model at clients of each architecture, early and late."""
-    clients, rows = run.clients, []
-    gain = 100 * (clients["visits/accuracy"] - clients["visits/accuracy/small"])
-    rounds = np.arange(1, len(gain) + 1)
-    early, end = rounds <= len(gain) // STRETCHES, late(run, rounds)
-    for number, name in enumerate(run.about["architectures"]):
-        own = clients["architecture"] == number
-        parts = (gain[chosen][:, own] for chosen in (early, end))
-        row = [with_error(part[np.isfinite(part)]) for part in parts]
-        mix = np.nanmean(clients["visits/mix_mean"][end][:, own])
-        rows.append([figures.architecture_label(name), *row, f"{mix:.3f}"])
-    heads = ["clients with", "mixed − small, first fifth", "mixed − small, last fifth"]
-    return markdown([*heads, "mean mix, last fifth"], rows)
+def by_clients(ours: Run, runs: Sequence[Run]) -> str:
+    """What mixing adds for clients of each architecture, and by Standalone's accuracy for them."""
+    names = ours.about["architectures"]
+    groups = {
+        figures.architecture_label(name): ours.clients["architecture"] == number
+        for number, name in enumerate(names)
+    }
+    for run in runs:
+        if run.config["method"] == "standalone":
+            thirds = np.array_split(np.argsort(late_clients(run), kind="stable"), 3)
+            for name, third in zip(("lowest", "middle", "highest"), thirds, strict=True):
+                groups[f"Standalone's {name} third"] = np.isin(
+                    np.arange(len(ours.clients["architecture"])), third
+                )
+    controls = [run for run in runs if run.config["method"] in CONTROLS]
+    gain = everyone(ours) - everyone(ours, "small")
+    (_, first), *_, (_, last) = stretches(ours)
+    rows = []
+    for name, own in groups.items():
+        row = [
+            name,
+            str(own.sum()),
+            with_error(gain[first][:, own]),
+            with_error(gain[last][:, own]),
+        ]
+        rows.append(
+            row + [with_error((late_clients(ours) - late_clients(run))[own]) for run in controls]
+        )
+    heads = ["clients", "number", "mixed − small, first fifth", "mixed − small, late"]
+    return markdown([*heads, *(f"pFedAFM − {run.title}, late" for run in controls)], rows)
 
 
 def maxima(runs: Sequence[Run]) -> str:
@@ -156,19 +238,32 @@ def maxima(runs: Sequence[Run]) -> str:
     rows = []
     for run in runs:
         draw = np.random.default_rng(0)  # the same draws for every run
-        best, rounds, clients = participants(run).max(), late_rounds(run), late_clients(run)
-        size = len(run.records[0].participants)
-        # The maximum over late rounds if every client stayed as it is and only the draw changed.
-        picks = draw.random((DRAWS, len(clients))).argpartition(size, axis=1)[:, :size]
-        means = clients[picks].mean(axis=1)
-        count = DRAWS // len(rounds) * len(rounds)
-        drawn = means[:count].reshape(-1, len(rounds)).max(axis=1).mean()
+        *_, (part, _) = stretches(run)
+        best = np.nanmean(visits(run), axis=1).max()
+        rounds = np.nanmean(visits(run)[part], axis=1)
+        # The maximum over all rounds if every client stayed as it was at its late visits and only the draw changed.
+        seen = np.isfinite(visits(run)[part]).any(axis=0)
+        clients = np.nanmean(visits(run)[part][:, seen], axis=0)
+        size, count = len(run.records[0].participants), run.summary.rounds
+        highest = [
+            clients[draw.random((count, len(clients))).argpartition(size, axis=1)[:, :size]]
+            .mean(axis=1)
+            .max()
+            for _ in range(DRAWS)
+        ]
         row = [f"{best:.2f}", f"{rounds.mean():.2f}", f"{rounds.std(ddof=1):.2f}"]
-        row += [f"{rounds.max() - rounds.mean():.2f}", f"{drawn - clients.mean():.2f}"]
-        rows.append([run.title, *row])
+        rows.append(
+            [
+                run.title,
+                *row,
+                f"{best - rounds.mean():.2f}",
+                f"{np.mean(highest) - clients.mean():.2f}",
+            ]
+        )
     heads = ["method", "best of all rounds", "late mean", "late deviation of a round"]
-    heads += ["best late round − late mean", "the same by the draw of participants alone"]
-    return markdown(heads, rows)
+    return markdown(
+        [*heads, "best − late mean", "the same by the draw of participants alone"], rows
+    )
 
 
 def picture(runs: Sequence[Run]) -> Figure:
@@ -181,7 +276,7 @@ def picture(runs: Sequence[Run]) -> Figure:
     ours = next(run for run in runs if run.config["method"] == OURS)
     shown = (("", "mixed"), ("small", "small alone"), ("large", "large alone"))
     for (part, label), colour in zip(shown, figures.COLOURS, strict=False):
-        smooth = np.convolve(participants(ours, part), np.ones(20) / 20, "valid")
+        smooth = np.convolve(np.nanmean(visits(ours, part), axis=1), np.ones(20) / 20, "valid")
         right.plot(np.arange(20, 20 + len(smooth)), smooth, color=colour, label=label)
     right.legend(frameon=False, fontsize=8)
     left.set(xlabel="communication round", ylabel="test accuracy of all clients, %")
@@ -208,6 +303,10 @@ def main(argv: list[str]) -> int:
         raise PfedafmError(
             f"runs of one length are compared, {2 * STRETCHES} rounds or more; {found}"
         )
+    unlike = [name for name in differing(runs) if "." not in name and name not in CHOSEN]
+    if unlike:
+        words = "runs that differ in their methods, seeds and rates are compared; these differ in"
+        raise PfedafmError(f"{words} {', '.join(unlike)}")
     runs.sort(key=lambda run: -(run.summary.final_all_clients_accuracy or 0))
     seed, everything = min(run.config["seed"] for run in runs if run.config["method"] == OURS), runs
     runs = [run for run in runs if run.config["seed"] == seed]
@@ -215,9 +314,12 @@ def main(argv: list[str]) -> int:
     parts = {
         "Accuracies, %": accuracies(runs),
         "Differences, points": differences(runs),
+        "Differences by part of the run, points": by_stretch(runs),
         "Several seeds, %": over_seeds(everything),
+        "Rounds until the target": targets(runs),
+        "Before and after the average: the same clients, second half, %": averaging(runs),
         "What mixing adds: pFedAFM's participants, and all its clients, %": models(ours),
-        "What mixing adds by architecture: pFedAFM's participants, points": by_architecture(ours),
+        "What mixing adds by clients: all clients, points": by_clients(ours, runs),
         "The best of the rounds, participants, %": maxima(runs),
     }
     text = "\n".join(f"### {title}\n\n{table}" for title, table in parts.items() if table)

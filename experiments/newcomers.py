@@ -28,17 +28,20 @@ def joined(run: TrainedRun, visits: int, data_dir: str | None) -> np.ndarray:
     if not config.held_out_clients:
         raise bad("held_out_clients", 0, f"runs that kept clients out; {run.folder} did not")
     dataset = load_data(config, data_dir)
+    images = dataset.images
+    if dataset.dtype == "float32":  # features are loaded standardised, and `join` does it again
+        images = (images * np.array(dataset.std) + dataset.mean).astype(np.float32)
     shares, rows = held_out(config, dataset), []
     if dataset.digest != run.run.about["data"]["digest"]:
         raise PfedafmError(f"{run.folder} was trained on other data than {dataset.source}")
     for number, (train, test) in enumerate(zip(shares.train, shares.test, strict=True)):
         place = (config.num_clients + number) % len(config.architectures)
         client = run.join(
-            dataset.images[train],
+            images[train],
             dataset.labels[train],
             None if type(run.method).one_network else config.architectures[place],
             visits,
-            test_images=dataset.images[test],
+            test_images=images[test],
             test_labels=dataset.labels[test],
             seed=number,
         )
@@ -78,6 +81,8 @@ def main(argv: list[str]) -> int:
         alone = not jax.tree.leaves(run.server)
         title = f"{type(run.method).title} ({'alone' if alone else f'{run.round} rounds'})"
         about = {"title": title, "command": run.run.about["command"]}
+        if run.config.method in found:
+            raise PfedafmError(f"two runs are of {run.config.method}; give one of each method")
         found[run.config.method] = about | {"accuracies": rows.round(6).tolist()}
     shown = sorted({0, 1, 2, 5, asked.visits} & set(range(asked.visits + 1)))
     rows = []

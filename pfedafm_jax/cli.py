@@ -162,14 +162,19 @@ def parse(
         print_configs()
         sys.exit(0)
     named = options.config or "hetero_cifar10"
-    config = reduce(with_preset, options.preset, Config.load(named))
-    if options.paper is not None:
-        config = paper_scale(config, options.paper)
-    add_settings(parser, config, everything)
+
+    def configured(flags: dict[str, Any]) -> Config:
+        # Presets go by the dataset and the architectures, which flags may have.
+        config = reduce(with_preset, options.preset, updated(Config.load(named), flags))
+        if options.paper is not None:
+            config = paper_scale(config, options.paper)
+        return updated(config, flags)
+
+    add_settings(parser, configured({}), everything)
     if asks_help:
         print_help(parser, f"pfedafm {program}", description, everything)
         sys.exit(0)
-    config = updated(config, given(parser, words, options)).check()
+    config = configured(given(parser, words, options)).check()
     name = default_name(named, config)
     run_dir = Path(options.run_dir) if options.run_dir else Path("runs") / name
     script = sys.argv[0].endswith(f"{program}.py")

@@ -245,7 +245,7 @@ class Config(Machine, Training, Clients, Data):
         if self.method not in METHOD_SETTINGS:
             raise bad("method", self.method, known(self.method, METHOD_SETTINGS))
         if self.image_size and not self.dataset.startswith(("folder:", "leaf:", "tfds:")):
-            accepted = f"0 (as they are) for {self.dataset}, where all have one size"
+            accepted = f"0 for {self.dataset}, where all have one size; N for folder:, leaf:, tfds:"
             raise bad("image_size", self.image_size, accepted)
         if self.partition not in PARTITIONS and not self.partition.endswith(".npz"):
             accepted = f"{known(self.partition, PARTITIONS)}, or a file, NAME.npz"

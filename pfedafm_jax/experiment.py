@@ -46,14 +46,16 @@ def held_out(config: Config, dataset: Dataset) -> Partition:
 
 def _shares(config: Config, dataset: Dataset) -> Partition:
     config.check(dataset)
+    count = config.num_clients + config.held_out_clients
     if config.partition.endswith(".npz"):
-        count = config.num_clients + config.held_out_clients
         found = Partition.load(config.partition).check(len(dataset.images), count)
+        if config.validation_fraction and not any(map(len, found.validation)):
+            found = found.with_validation(dataset.labels, config.validation_fraction, config.seed)
         return replace(found, about=f"{found.about}, from {config.partition}")
     return make_partition(
         dataset.labels,
         dataset.num_train,
-        config.num_clients + config.held_out_clients,
+        count,
         kind=config.partition,
         classes_per_client=config.classes_per_client,
         gamma=config.gamma,
@@ -153,12 +155,13 @@ class Experiment:
         # Methods count weights only; averaged statistics are added here.
         for name in info.keys() & {"floats_up", "floats_down"}:
             info[name] = info[name] + np.float32(self.programs.statistics_sent)
-        totals = {
-            name: int(sum(info[name] if name in info else [getattr(cost, name) for cost in costs]))
+        totals = {  # float32, in which they are reported, would lose digits of a sum
+            name: int(np.sum(info.get(name, [getattr(cost, name) for cost in costs]), dtype=float))
             for name in ("floats_up", "floats_down", "flops")
         }
-        gone = self.programs.costs(result.dropped)  # who has received, and done and sent nothing
-        totals["floats_down"] += int(sum(cost.floats_down for cost in gone))
+        if "floats_down" not in info:  # else a client's next visit counts what it had missed
+            gone = self.programs.costs(result.dropped)  # who received, and did and sent nothing
+            totals["floats_down"] += int(sum(cost.floats_down for cost in gone))
         more = {}
         for name in info.keys() - {"accuracy", "finite", "loss", *totals}:
             if name.startswith("accuracy/"):  # of another prediction

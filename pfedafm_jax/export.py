@@ -37,6 +37,16 @@ CARD, WEIGHTS, PROGRAM, ONNX = "card.json", "weights.safetensors", "network.jax"
 PLATFORMS = ("cpu", "cuda")
 
 
+def check_target(folder: str | Path) -> None:
+    """Raises unless `export_client` can write to this folder."""
+    place = Path(folder)
+    check_writable(place, "out")
+    names = {path.name for path in place.iterdir()} if place.is_dir() else set()
+    if names and CARD not in names:
+        accepted = f"a new or empty folder, or an earlier export; it holds {sorted(names)[0]}"
+        raise bad("out", str(place), accepted)
+
+
 def export_client(client: TrainedClient, folder: str | Path, onnx: bool = False) -> list[Path]:
     """Writes a client's model.
 
@@ -47,11 +57,8 @@ def export_client(client: TrainedClient, folder: str | Path, onnx: bool = False)
     Returns:
         The files.
     """
+    check_target(folder)
     place = Path(folder)
-    check_writable(place)
-    names = {path.name for path in place.iterdir()} if place.is_dir() else set()
-    if names and CARD not in names:
-        raise bad("out", str(place), f"a new or empty folder; it holds {sorted(names)[0]}")
     if onnx and not (find_spec("jax2onnx") and find_spec("onnxruntime")):
         raise PfedafmError("onnx needs two more packages: pip install -e '.[onnx]' in a checkout")
     leaves = by_path({"client": client.params, "server": client.server})
@@ -64,7 +71,8 @@ def export_client(client: TrainedClient, folder: str | Path, onnx: bool = False)
     card["sha256"] = digest(card)
     text = {"README.md": readme(client, files), CARD: json.dumps(card, indent=2) + "\n"}
     place.mkdir(parents=True, exist_ok=True)
-    (place / CARD).unlink(missing_ok=True)  # written last: it marks the folder as complete
+    for name in (CARD, ONNX):  # the card is written last: it marks the folder as complete
+        (place / name).unlink(missing_ok=True)
     for name, content in (files | text).items():
         write_atomically(place / name, content)
     return [place / name for name in (*files, *text)]

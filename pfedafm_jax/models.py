@@ -70,6 +70,12 @@ class CNN(nn.Module):
                 f"{list(images.shape[1:])}. Choose others for these (architectures and "
                 "shared_extractor), such as mlp and mlp_small"
             )
+        if min(images.shape[1:3]) < 16:
+            raise PfedafmError(
+                f"needs images of 16 x 16 or more; these are {images.shape[1]} x {images.shape[2]}. "
+                "Choose others for these (architectures and shared_extractor), such as mlp and "
+                "mlp_small, or a larger image_size where the data have one"
+            )
         conv1 = Convolution(16, self.initialisation, name="conv1")(images.shape[-1])
         conv2 = Convolution(self.conv2, self.initialisation, name="conv2")(16)
         hidden = conv_pool(conv_pool(images, *conv1), *conv2)

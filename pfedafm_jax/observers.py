@@ -62,11 +62,12 @@ def observed(experiment: Experiment, record: Record) -> Observation:
     found = {f"participants/{name}": values.to_numpy() for name, values in rows.items()}
     for name, values in experiment.evaluations.get(record.round, {}).items():
         found[f"all_clients/{name}"] = values
-    # With several processes a participant's state may be in another one.
-    store, alone = experiment.state.store, experiment.programs.processes.count == 1
-    if record is experiment.records[-1] and alone and "mix" in store.start(0) and len(rows):
-        drawn = [store.state(client, ["mix"])["mix"] for client in record.participants]
-        found["vectors/mix"] = np.stack(drawn)
+    # A participant's state may be in another process, or at a node of a federation.
+    store, drawn = experiment.state.store, record.participants
+    here = experiment.programs.processes.count == 1 and store.visited[drawn].all()
+    if record is experiment.records[-1] and here and "mix" in store.start(0) and len(rows):
+        vectors = [store.state(client, ["mix"])["mix"] for client in drawn]
+        found["vectors/mix"] = np.stack(vectors)
     return Observation(record, found)
 
 

@@ -20,7 +20,7 @@ from matplotlib.ticker import EngFormatter
 from pfedafm_jax import figures
 from pfedafm_jax.data.dataset import noun_of
 from pfedafm_jax.figures import BLACK, BLUE, COLOURS, GREEN, GREY, ORANGE, architecture_label
-from pfedafm_jax.files import Log
+from pfedafm_jax.files import Log, write_atomically
 from pfedafm_jax.results import Run, grouped
 from pfedafm_jax.tables import mean_and_deviation
 
@@ -40,7 +40,8 @@ Y_AXES = {
 def save(figure: Figure, path: str | Path) -> Path:
     """Writes a file of the kind that its suffix says."""
     path = Path(path)
-    path.write_bytes(figures.rendered(figure, path.suffix[1:].lower() or "png", dpi=140))
+    form = path.suffix[1:].lower() or "png"
+    write_atomically(path, figures.rendered(figure, form, dpi=140))
     return path
 
 

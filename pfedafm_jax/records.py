@@ -208,7 +208,7 @@ def _unusable(path: str | Path, accepted: str, why: str) -> PfedafmError:
     return bad("run_dir", str(path), f"{accepted} ({why})")
 
 
-def check_writable(path: str | Path) -> None:
+def check_writable(path: str | Path, setting: str = "run_dir") -> None:
     """Raises if a folder cannot be created or written; creates nothing."""
     place = Path(path).absolute()
     try:
@@ -220,7 +220,8 @@ def check_writable(path: str | Path) -> None:
         with tempfile.TemporaryFile(dir=place):
             pass
     except (OSError, ValueError) as error:
-        raise _unusable(path, "a folder that can be written", reason(error)) from error
+        accepted = f"a folder that can be written ({reason(error)})"
+        raise bad(setting, str(path), accepted) from error
 
 
 class RunFolder:

@@ -18,6 +18,7 @@ from pfedafm_jax.config import Config
 from pfedafm_jax.errors import storage_error
 from pfedafm_jax.figures import legend_below, rendered
 from pfedafm_jax.files import read_bytes, write_atomically
+from pfedafm_jax.records import check_writable
 from pfedafm_jax.results import Run, differing, flat, matters, read_runs
 from pfedafm_jax.settings import bad
 from pfedafm_jax.tables import COLUMNS, cells, human, means, over_seeds, percent
@@ -43,6 +44,7 @@ def write_report(
     target = Path(out)
     if target.suffix.lower() not in (".html", ".htm") or target.is_dir():
         raise bad("out", str(out), "the name of a file that ends in .html")
+    check_writable(target.parent, "out")
     runs = read_runs(folders)
     text = page(runs, published)
     try:

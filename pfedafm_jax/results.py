@@ -160,9 +160,7 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
         inside = [folder] if (folder / "config.json").exists() else []
         inside = inside or sorted(path.parent for path in folder.glob("*/config.json"))
         if not inside:
-            why = "it has no config.json" if folder.is_dir() else "there is no such folder"
-            accepted = f"the folder of a run, or one with such folders in it ({why})"
-            raise bad("run_dir", str(folder), accepted)
+            raise _no_run(folder, "the folder of a run, or one with such folders in it")
         found |= {path.absolute(): path for path in inside}
     return [read_run(folder) for folder in found.values()]
 
@@ -173,6 +171,8 @@ def read_run(folder: str | Path) -> Run:
     `clients` and `partition` are read and checked on first use.
     """
     folder = Path(folder)
+    if not any((folder / name).exists() for name in ("config.json", "rounds.jsonl")):
+        raise _no_run(folder, "the folder of a run")
     about = _signed(folder / "config.json")
     written = _signed(folder / "summary.json") if (folder / "summary.json").exists() else {}
     digests, path = written.pop("files", {}), folder / "rounds.jsonl"
@@ -191,6 +191,11 @@ def read_run(folder: str | Path) -> Run:
         return Run(about, records, Summary(**written), True, folder, digests=digests)
     except (KeyError, TypeError) as error:  # a valid digest, but not what a run writes
         _damaged(folder / ("summary.json" if written else "config.json"), error)
+
+
+def _no_run(folder: Path, accepted: str) -> PfedafmError:
+    why = "it has no config.json" if folder.is_dir() else "there is no such folder"
+    return bad("run_dir", str(folder), f"{accepted} ({why})")
 
 
 def _damaged(path: Path, why: object) -> NoReturn:

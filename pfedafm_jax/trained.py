@@ -27,11 +27,11 @@ from pfedafm_jax.engine.compile import init_client, init_server
 from pfedafm_jax.engine.devices import matmul_precision
 from pfedafm_jax.engine.state import SERVER_KEY, client_start, start_number
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.methods import Method, make_method
+from pfedafm_jax.methods import Method, make_method, method_names
 from pfedafm_jax.methods.base import Client, Server
 from pfedafm_jax.models import Architecture, describe
 from pfedafm_jax.results import Run, read_run
-from pfedafm_jax.settings import bad
+from pfedafm_jax.settings import bad, known
 from pfedafm_jax.statistics import predict
 from pfedafm_jax.tasks import checkpoint_folder
 from pfedafm_jax.training import EVALUATION_BATCH
@@ -129,6 +129,14 @@ def about_data(data: dict[str, Any]) -> dict[str, Any]:
     return about | {"num_classes": len(data["classes"]), "dtype": data.get("dtype", "uint8")}
 
 
+def config_of(written: dict[str, Any]) -> Config:
+    """Settings as a run or a card has them."""
+    if (method := written["method"]) not in method_names():
+        accepted = f"{known(method, method_names())}; your own are loaded by --plugin FILE.py"
+        raise bad("method", method, accepted)
+    return updated(Config(), written)
+
+
 def network_of(name: str, config: Config, data: dict[str, Any]) -> Architecture:
     """The network of this name under these settings, for such data."""
     about = about_data(data)
@@ -147,7 +155,7 @@ class Model(NamedTuple):
 
 def model_of(card: dict[str, Any]) -> Model:
     """The model that a card describes: by its `config`, `data` and `architecture`."""
-    config = updated(Config(), card["config"])
+    config = config_of(card["config"])
     method = make_method(config, num_train=[1], **about_data(card["data"]))
     network, key = network_of(card["architecture"], config, card["data"]), jax.random.key(0)
     client = jax.eval_shape(partial(init_client, architecture=network), method, key)
@@ -192,7 +200,7 @@ class TrainedRun:
 
     def __init__(self, run: Run, log: Callable[[str], Any]):
         self.run, self.folder = run, run.folder or Path()
-        self.config, self._data = updated(Config(), run.config), run.about["data"]
+        self.config, self._data = config_of(run.config), run.about["data"]
         if "image_shape" not in self._data:
             words = "does not say the shape of its images, as early versions did not"
             raise PfedafmError(f"{str(self.folder)!r} {words}; run its command again")
@@ -226,7 +234,9 @@ class TrainedRun:
         """The next broadcast."""
         key = jax.random.fold_in(jax.random.key(self.config.seed), SERVER_KEY)
         start = jax.device_get(init_server(self.method, key))
-        return fitted(start, read_tree(self._part(self.round) / "run").get("server", {}))
+        saved = read_tree(self._part(self.round) / "run").get("server", {})
+        # `relay` is what one client leaves to the next in rounds of the released code.
+        return fitted(start, {n: leaf for n, leaf in saved.items() if not n.startswith("relay.")})
 
     def client(self, number: int) -> TrainedClient:
         """One of the clients, 0 to N - 1."""

@@ -9,6 +9,7 @@ from typing import Literal
 
 import pytest
 
+from pfedafm_jax import cli
 from pfedafm_jax.config import GROUPS, METHOD_SETTINGS, Config, config_names, updated
 from pfedafm_jax.data import load_dataset
 from pfedafm_jax.errors import PfedafmError
@@ -52,7 +53,7 @@ def test_every_setting_refuses_what_is_out_of_its_range_and_names_itself(name, s
 @pytest.mark.parametrize(
     ("name", "value", "accepted"),
     [
-        ("image_size", 32, "0 (as they are) for cifar10"),
+        ("image_size", 32, "0 for cifar10, where all have one size"),
         (
             "partition",
             "pathologic",
@@ -232,6 +233,10 @@ def test_the_released_code_as_a_preset():
     one = with_preset(Config(architectures=("cnn1",), dataset="cifar100"), "authors_code")
     found = one.shared_extractor, one.pfedafm_released.mix_learning_rate, one.normalisation
     assert found == ("cnn1", 0.1, "dataset")
+    words = "--preset authors_code --dataset cifar100 --architectures cnn1 --flip false"
+    flags, _ = cli.parse(words.split(), "run", "")
+    found = flags.shared_extractor, flags.pfedafm_released.mix_learning_rate, flags.normalisation
+    assert found == ("cnn1", 0.1, "dataset") and flags.crop and not flags.flip
 
 
 @pytest.mark.parametrize(("clients", "participants"), [(10, 10), (50, 10), (100, 10)])

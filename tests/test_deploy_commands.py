@@ -1,6 +1,7 @@
 """The commands of a federation, as far as they go without Flower."""
 
 import os
+import socket
 import stat
 import sys
 from types import SimpleNamespace
@@ -10,19 +11,25 @@ from by_hand import record, run_by_hand
 
 from pfedafm_jax.commands import certs, node, serve
 from pfedafm_jax.config import Config
-from pfedafm_jax.deploy import address, needed
+from pfedafm_jax.deploy import address, check_free, needed
 from pfedafm_jax.errors import PfedafmError
 
 
 def test_certificates_are_for_their_owner(tmp_path, capsys):
     pytest.importorskip("pfedafm_jax.deploy.certs", exc_type=ImportError)
-    words = ["--out", str(tmp_path / "certs"), "--hosts", "127.0.0.1,fl.example.org", "--clients"]
+    words = ["--out", str(tmp_path / "certs"), "--hosts", "fl.example.org", "--clients"]
     assert certs.main([*words, "2"]) == 0
     said = capsys.readouterr().out.replace("\n", "")
     assert "ca.crt: for every node" in said and "nodes/client-K: for node K alone" in said
     files = sorted(path for path in (tmp_path / "certs").rglob("*") if path.is_file())
     keys = ["client-0", "client-0.pub", "client-1", "client-1.pub"]
     assert [path.name for path in files] == ["ca.crt", *keys, "server.crt", "server.key"]
+    from cryptography import x509
+
+    server = x509.load_pem_x509_certificate((tmp_path / "certs" / "server.crt").read_bytes())
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
+    assert list(map(str, names.get_values_for_type(x509.IPAddress))) == ["127.0.0.1", "::1"]
     for path in files:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with pytest.raises(PfedafmError, match="certificates already"):
@@ -51,6 +58,7 @@ def test_the_commands_say_what_they_lack(monkeypatch):
         (serve, ["--listen", "127.0.0.1:70000"], "listen = '127.0.0.1:70000' .* HOST:PORT"),
         (serve, ["--round-timeout", "0"], "round_timeout = 0.0 .* accepted: seconds, above 0"),
         (serve, ["--absent-timeout", "nan"], "absent_timeout = nan cannot be used"),
+        (serve, ["--method", "pfedafm_released"], "method = 'pfedafm_released' cannot be used"),
         (serve, ["--coordinator", "host:1"], "--coordinator is for simulations"),
         (serve, ["--min-replies", "0"], "min_replies = 0 cannot be used; accepted: 1 to 10"),
         (serve, ["--min-replies", "11"], "min_replies = 11 cannot be used; accepted: 1 to 10"),
@@ -59,6 +67,11 @@ def test_the_commands_say_what_they_lack(monkeypatch):
         own = ["--client", "0", "--data", "synthetic", "--state", "s"] if command is node else []
         with pytest.raises(PfedafmError, match=said):
             command.main([*words, *own])
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(PfedafmError, match=r"accepted: an address .* free \(Address already"):
+            check_free(*other.getsockname(), patience=0.0)
     assert address("listen", "[::1]:18000", None) == ("::1", 18000)
     assert address("listen", "far:18000", "certs") == ("far", 18000)
 

@@ -63,6 +63,16 @@ def test_rounds_are_recorded_shown_and_drawn_whoever_is_left():
     np.testing.assert_equal(taken.visits, experiment.visits)
 
 
+def test_fedkd_counts_what_a_client_missed_once():
+    config = small_config("fedkd", dropout=0.5, rounds=5, architectures=("dense_b",))
+    experiment = Experiment(config, *small_data())
+    for record in experiment.rounds():
+        reported = experiment.reports.loc[record.round] if record.participants else None
+        expected = 0 if reported is None else reported["floats_down"].astype(float).sum()
+        assert record.floats_down == expected
+    assert any(record.dropped and record.participants for record in experiment.records)
+
+
 def test_a_record_without_anyone_dropped_is_as_it_always_was():
     record = Record(1, 0.5, None, 1.25, 2.0, [3], 0, 10, 10, 99)
     assert "dropped" not in record.as_dict()

@@ -10,13 +10,14 @@ import chex
 import jax
 import numpy as np
 import pytest
-from small import all_moved, same, states
+from small import all_moved, same, small_config, small_data, states
 
 from pfedafm_jax import plots
 from pfedafm_jax.engine import Devices, build, evaluate, run_round, start
 from pfedafm_jax.engine.compile import TRACED
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment
+from pfedafm_jax.reference import plain
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +102,18 @@ def test_an_update_that_is_not_finite_is_kept_out_and_reported(programs, state):
     chex.assert_trees_all_equal(shared(state), shared(good))
     chex.assert_trees_all_equal(state.store.state(1), poisoned)
     chex.assert_trees_all_equal(state.store.state(4), good.store.state(4))
+
+
+def test_an_update_that_is_not_finite_is_evaluated_with_what_was_received():
+    config = small_config("fedper", learning_rate=1e6, local_epochs=9)
+    programs = build(config, *small_data())
+    expected = evaluate(programs, start(programs), [0, 1, 3])
+    assert len(expected)
+    for loop in (run_round, plain.run_round):
+        _, result = loop(programs, start(programs), 1, [0, 1, 3])
+        assert not result.info["finite"].any()
+        for name, values in expected.items():
+            np.testing.assert_array_equal(result.info[name], values)
 
 
 def test_the_broadcast_stays_where_nobody_is_finite(programs, state):

@@ -25,12 +25,30 @@ def test_stretches_without_an_evaluation_of_all_clients_have_a_dash(tmp_path):
     folder = RESULTS / "hetero_cifar10-n100"  # 40 rounds, evaluated every ten
     full_length.main([str(folder), "--out", str(tmp_path / "found")])
     rows = (tmp_path / "found.md").read_text().splitlines()
-    assert next(row for row in rows if row.startswith("| 1 to 8 |")).endswith("| – | – |")
+    first = next(row for row in rows if row.startswith("| 1 to 8 | 7")).split(" | ")
+    assert first[5] == "–" and "–" not in first[:5]  # of all clients, and of participants
 
 
 def test_runs_of_different_lengths_are_not_compared(tmp_path):
     with pytest.raises(PfedafmError, match="one length"):
         full_length.main([str(RESULTS / "newcomers"), "--out", str(tmp_path / "found")])
+
+
+def test_runs_that_differ_in_more_than_methods_are_not_compared(tmp_path):
+    folders = [
+        RESULTS / name / "fd-seed0" for name in ("homo_cifar10-n100", "hetero_cifar100-n100")
+    ]
+    ours = str(RESULTS / "homo_cifar10-n100" / "pfedafm-seed0")
+    with pytest.raises(PfedafmError, match="differ in dataset, classes_per_client, architectures"):
+        full_length.main([ours, *map(str, folders), "--out", str(tmp_path / "found")])
+
+
+def test_the_error_of_a_mean_has_clients_as_units():
+    """Two clients, of means 1 and 3 over two and one visits: the mean of visits is 5/3, the error
+    the root of 2 · (2 · 2/3)² · 2, over 3 visits."""
+    values = np.array([[0.0, np.nan], [2.0, 3.0]])
+    assert full_length.with_error(values) == f"+1.67 ± {np.sqrt(2 * 2 * (4 / 3) ** 2) / 3:.2f}"
+    assert full_length.with_error(np.full((2, 3), np.nan)) == "–"
 
 
 def test_seeds_are_averaged_and_clients_paired_within_a_seed():

@@ -213,6 +213,8 @@ def test_runs_that_go_together_equal_runs_by_themselves(method):
 def test_what_cannot_go_together_is_refused():
     one = lockstep()
     assert "layout lockstep" in can_go_together([build(SMALL, *small_data())])
+    released = build(small_config("pfedafm_released", layout="lockstep"), *small_data())
+    assert "one after the other" in can_go_together([released, released])
     assert "numbers" in can_go_together([one, lockstep(local_epochs=3)])
     other = dataclasses.replace(small_data()[0], name="other")
     assert "images differ" in can_go_together([one, dataclasses.replace(one, dataset=other)])

@@ -118,8 +118,11 @@ def test_a_features_field_is_set_to_the_wanted_width():
 
 
 def test_images_that_do_not_fit_are_named():
-    with pytest.raises(PfedafmError, match=r"'cnn1' does not accept images of shape \(8, 8, 3\)"):
-        describe("cnn1", 10, (8, 8, 3))
+    for size in (8, 15):
+        said = rf"'cnn1' .*needs images of 16 x 16 or more; these are {size} x 32.*such as mlp"
+        with pytest.raises(PfedafmError, match=said):
+            describe("cnn1", 10, (size, 32, 3))
+    assert describe("cnn1", 10, (16, 16, 3)).params > 0
 
 
 def test_a_module_that_gives_no_vectors_is_refused(registered):

@@ -8,7 +8,7 @@ from small import small_config
 
 from pfedafm_jax.config import Config
 from pfedafm_jax.deploy.roster import Roster, classes_of, stand_in
-from pfedafm_jax.deploy.server import Federation, Nodes
+from pfedafm_jax.deploy.server import Nodes
 from pfedafm_jax.errors import PfedafmError
 
 CLASSES = ["cat", "dog"]
@@ -47,7 +47,7 @@ def test_statistics_of_all_images_come_from_those_of_each_node(tmp_path):
     with pytest.raises(ValueError, match=r"comes with .*'num_test': 6.* and was there with"):
         kept.admit(1, HELLO | {"num_test": 6})
     dataset, partition = stand_in(kept.config, kept)
-    assert dataset.images.shape == (35, 4, 4, 1) and dataset.class_names == ("cat", "dog")
+    assert dataset.images.shape == (1, 4, 4, 1) and dataset.class_names == ("cat", "dog")
     assert [len(rows) for rows in (*partition.train, *partition.test)] == [30, 10, 5, 5]
     assert partition.class_counts(dataset.labels, 2) is None
     same = roster(tmp_path / "alone", clients=1)
@@ -63,7 +63,7 @@ def test_statistics_of_all_images_come_from_those_of_each_node(tmp_path):
         ({"dtype": "float32"}, "dtype of its data is float32, of others uint8"),
         ({"architecture": "cnn1"}, "its architecture is cnn1; the federation has dense_a, dense_b"),
         ({"num_test": 0}, "it has {'num_train': 10, 'num_test': 0} images"),
-        ({"num_train": 10**9 + 1}, "'num_train': 1000000001"),
+        ({"num_train": 10**7}, r"'num_train': 10000000, .* accepted: 1 to 10000000 in all"),
         ({"mean": [0.5] * 3}, "another number of channels than its images"),
     ],
 )
@@ -82,6 +82,8 @@ def test_what_does_not_fit_the_federation_is_refused_and_not_noted(words, said, 
         ({"image_shape": []}, r"its data are uint8 \[\]"),
         ({"image_shape": ["4", "4", "1"]}, r"its data are uint8 \['4', '4', '1'\]"),
         ({"image_shape": [-4, 4, 1]}, r"its data are uint8 \[-4, 4, 1\]"),
+        ({"image_shape": [10**4, 10**4, 1]}, r"\[10000, 10000, 1\]; .* 10000000 numbers in all"),
+        ({"image_shape": [1] * 9}, r"its data are uint8 \[1, 1, 1, 1, 1, 1, 1, 1, 1\]"),
         ({"mean": [float("nan")]}, "mean and std are not finite, or a deviation is not above 0"),
         ({"std": [0]}, "mean and std are not finite, or a deviation is not above 0"),
     ],
@@ -145,10 +147,3 @@ def test_a_node_that_is_refused_is_told_why(head, owners, said, tmp_path):
     nodes._admit((7, "now"), head)
     assert lines == [f"node 7 is refused: {said}"] and not nodes.roster.nodes
     assert link.said == [(7, {"kind": "bye", "why": lines[0]})]
-
-
-def test_a_method_whose_clients_wait_for_one_another_has_no_federation(tmp_path):
-    config = small_config("pfedafm_released")
-    nodes = Nodes(Told(None), Roster(tmp_path / "nodes.json", config, CLASSES), print)
-    with pytest.raises(PfedafmError, match="method = 'pfedafm_released' cannot be used"):
-        Federation(config, nodes)

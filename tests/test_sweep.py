@@ -110,6 +110,26 @@ def test_the_best_mean_over_seeds_is_chosen_and_a_diverged_setting_never():
     assert "diverged at round 2" in rows[2][2]
 
 
+def test_a_split_from_a_file_is_cut_for_validation(tmp_path):
+    config = Config(dataset="synthetic", num_clients=10, validation_fraction=0.1)
+    dataset, path = load_data(config), tmp_path / "mine.npz"
+    whole = split(dataclasses.replace(config, validation_fraction=0.0), dataset)
+    whole.save(path)
+    own = dataclasses.replace(config, partition=str(path))
+    found, again = (grid.validation_split(own, dataset) for _ in range(2))
+    for client in range(10):
+        rows = np.concatenate([found.train[client], found.test[client]])
+        assert np.array_equal(np.sort(rows), whole.train[client])
+        assert len(found.test[client]) == round(0.1 * len(rows))
+        assert np.array_equal(found.test[client], again.test[client])
+    cut = split(config, dataset)
+    cut.save(path)  # what a file has already is used
+    assert np.array_equal(grid.validation_split(own, dataset).test[3], cut.validation[3])
+    one = dataclasses.replace(whole, train=(whole.train[0][:1], *whole.train[1:]))
+    with pytest.raises(PfedafmError, match="accepted: 0: client 0 has one training image"):
+        one.with_validation(dataset.labels, 0.1, 0)
+
+
 def test_where_all_settings_diverge_the_table_is_written_and_none_is_chosen(tmp_path):
     scores = grid.ranked([score({"learning_rate": rate}, 0.5, diverged=2) for rate in (1.0, 2.0)])
     with pytest.raises(PfedafmError, match=r"nothing to choose: .* diverged; try lower learning"):

@@ -202,6 +202,24 @@ def test_wrong_clients_runs_without_weights_and_damaged_ones_are_named(trained, 
         load_run(copy)
 
 
+def test_a_run_of_the_released_code_is_used_like_any(trained):
+    folder, experiment = trained("pfedafm_released")
+    dataset, partition = small_data()
+    logits = load_run(folder).client(1).predict(dataset.images[partition.test[1]])
+    right = np.mean(next(iter(logits.values())).argmax(axis=1) == dataset.labels[partition.test[1]])
+    assert right == pytest.approx(experiment.evaluations[2]["accuracy"][1], abs=1e-6)
+
+
+def test_what_is_no_run_or_of_an_unknown_method_is_told(trained, tmp_path):
+    with pytest.raises(PfedafmError, match=r"run_dir = .*typo' .*there is no such folder"):
+        load_run(tmp_path / "typo")
+    folder, _ = trained("pfedafm")
+    card = json.loads(json.dumps(load_run(folder).client(1).card))
+    card["config"] |= {"method": "mine"}
+    with pytest.raises(PfedafmError, match=r"method = 'mine' .*by --plugin FILE\.py"):
+        exporting.model_of(card)
+
+
 def test_an_exported_client_is_the_client(trained, tmp_path, monkeypatch):
     folder, _ = trained("pfedafm")
     client, images = load_run(folder).client(1), small_data()[0].images[:5]
@@ -212,7 +230,9 @@ def test_an_exported_client_is_the_client(trained, tmp_path, monkeypatch):
     assert "client.header.kernel" in _names(tmp_path / "out" / "weights.safetensors")
     text = (tmp_path / "out" / "README.md").read_text()
     assert "Client 1 of pFedAFM, dense_b" in text and "best round" in text
+    (tmp_path / "out" / "network.onnx").write_bytes(b"of another client")
     export_client(client, tmp_path / "out")  # over its own files, and over nobody else's
+    assert not (tmp_path / "out" / "network.onnx").exists()
     with pytest.raises(PfedafmError, match="a new or empty folder"):
         export_client(client, folder)
     weights = tmp_path / "out" / "weights.safetensors"

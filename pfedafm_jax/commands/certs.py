@@ -18,7 +18,7 @@ def main(argv: list[str]) -> int:
     asked = parser.parse_args(argv)
     if not 0 < asked.clients <= 10**5:
         raise bad("clients", asked.clients, "1 to 100000")
-    check_writable(asked.out)
+    check_writable(asked.out, "out")
     hosts = [host for words in asked.hosts for host in words.split(",")]
     needed("certs").make(asked.out, hosts, asked.clients)
     where = clean(asked.out)

@@ -10,7 +10,9 @@ from pfedafm_jax.progress import clean, console
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser("pfedafm export", description=__doc__, allow_abbrev=False)
     add_client(parser)
-    parser.add_argument("--out", required=True, metavar="DIR", help="a new or empty folder")
+    parser.add_argument(
+        "--out", required=True, metavar="DIR", help="a folder: new, empty, or of an export"
+    )
     parser.add_argument("--onnx", action="store_true", help="also as ONNX (extra: onnx)")
     asked = parser.parse_args(argv)
     for file in export_client(chosen(asked), asked.out, asked.onnx):

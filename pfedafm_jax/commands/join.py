@@ -5,10 +5,9 @@ import argparse
 import jax
 
 from pfedafm_jax.data.folders import read_own
-from pfedafm_jax.export import export_client
+from pfedafm_jax.export import check_target, export_client
 from pfedafm_jax.plugins import load_plugin
 from pfedafm_jax.progress import clean, console
-from pfedafm_jax.records import check_writable
 from pfedafm_jax.tables import percent
 from pfedafm_jax.trained import load_run
 
@@ -24,7 +23,7 @@ def main(argv: list[str]) -> int:
     add("--out", required=True, metavar="DIR", help="a new folder for its model, as of export")
     add("--plugin", action="append", default=[], metavar="FILE.py", help="as the run had it")
     asked = parser.parse_args(argv)
-    check_writable(asked.out)
+    check_target(asked.out)
     for file in asked.plugin:
         load_plugin(file)
     run = load_run(asked.run, console.print)

@@ -28,7 +28,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     asked = parser.parse_args(argv)
     if asked.smooth < 1:
         raise bad("smooth", asked.smooth, "1 or more")
-    if asked.out.suffix.lower() not in FORMATS or not asked.out.absolute().parent.is_dir():
+    fine = asked.out.absolute().parent.is_dir() and not asked.out.is_dir()
+    if asked.out.suffix.lower() not in FORMATS or not fine:
         accepted = f"a file in a folder that exists, its name ending in {', '.join(FORMATS)}"
         raise bad("out", str(asked.out), accepted)
     return asked

@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     if asked.out is not None:
         if asked.out.suffix not in (".npz", ".csv"):
             raise bad("out", str(asked.out), "a name that ends in .npz or .csv")
-        check_writable(asked.out.parent)
+        check_writable(asked.out.parent, "out")
     client = chosen(asked)
     start = time.perf_counter()
     pixels, names = client.pictures(asked.images)

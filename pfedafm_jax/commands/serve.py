@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from pfedafm_jax import cli
-from pfedafm_jax.deploy import address, needed
+from pfedafm_jax.deploy import address, check_free, needed
 from pfedafm_jax.deploy.roster import Roster, classes_of
 from pfedafm_jax.deploy.server import Federation, Nodes
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.methods import find_method
 from pfedafm_jax.progress import console
 from pfedafm_jax.records import RunFolder
 from pfedafm_jax.runs import run_all
@@ -46,6 +47,8 @@ def serve(argv: list[str], link: Any = None) -> None:
     more = options.more
     if more.coordinator is not None:
         raise PfedafmError("--coordinator is for simulations; a server is one process")
+    if find_method(config.method).in_turn:
+        raise bad("method", config.method, "one whose clients do not depend on one another")
     # What nodes keep allows for a server that is two rounds back, and no more.
     config = replace(config, devices=1, layout="loop", checkpoint_every=1)
     classes, most = classes_of(config, more.classes), config.num_participants
@@ -55,7 +58,7 @@ def serve(argv: list[str], link: Any = None) -> None:
             raise bad(name, getattr(more, name), "seconds, above 0")
     if not 1 <= least <= most:
         raise bad("min_replies", least, f"1 to {most}, the participants of a round")
-    where = address("listen", more.listen, more.certs) if link is None else ()
+    where = address("listen", more.listen, more.certs)
     flower = needed("flower")
     with Signals() as signals, contextlib.ExitStack() as open_:
         shared = options.start(1)
@@ -68,6 +71,7 @@ def serve(argv: list[str], link: Any = None) -> None:
                 (options.run_dir / "nodes.json").unlink(missing_ok=True)
             roster = Roster(options.run_dir / "nodes.json", config, classes)
             if link is None:
+                check_free(*where)
                 certs, place = more.certs and Path(more.certs), options.run_dir / "flower"
                 opened = flower.superlink(*where, certs, place, config.num_clients)
                 link = open_.enter_context(opened)

@@ -150,7 +150,9 @@ def write(base: Path, given: Config, scores: Sequence[Score], about: str) -> Non
     write_atomically(base / "sweep.json", json.dumps(scores, indent=2) + "\n")
     best = scores[0]
     if best["accuracy"] is None:
-        words = "diverged; try lower learning rates"
+        words = "have diverged; try lower learning rates"
+        if any(one["diverged"] is None for one in scores):
+            words = "have diverged or no accuracy on held-out data"
         raise PfedafmError(f"nothing to choose: all runs of {base} {words}")
     words = f"{percent(best['accuracy'])} % of all clients' validation images right, the best of\n"
     chosen = updated(given, best["point"]).toml(f"{words}{title}.\n{about}")

@@ -205,7 +205,7 @@ def same_shape(images: Iterable[tuple[str, Image.Image]], image_size: int) -> np
         first = first or (name, is_now)
         if is_now != first[1]:
             both = f"{first[0]} is {first[1]}, {name} is {is_now}"
-            mend = "sizes can be made one with --image-size N (image_size in Python)"
+            mend = "the run can make them one size: --image-size N (image_size in Python)"
             raise PfedafmError(f"images differ: {both}; {mend}")
         found.append(pixels)
     channels = max((pixels.shape[-1] for pixels in found), default=1)

@@ -72,6 +72,19 @@ class Partition:
             )
         return self
 
+    def with_validation(self, labels: np.ndarray, fraction: float, seed: int) -> "Partition":
+        """The same with a fraction of each client's training images set apart.
+
+        Every class of a client is cut in proportion; at least one image is left, and one cut.
+        """
+        rng = _streams(seed)[-1]
+        few = next((k for k, rows in enumerate(self.train) if len(rows) < 2), None)
+        if few is not None:
+            raise bad("validation_fraction", fraction, f"0: client {few} has one training image")
+        cuts = [_cut(rng, labels, rng.permutation(mine), fraction, 0) for mine in self.train]
+        train, validation = (tuple(map(np.sort, part)) for part in zip(*cuts, strict=True))
+        return replace(self, train=train, validation=validation)
+
     def class_counts(self, labels: np.ndarray, num_classes: int) -> np.ndarray:
         """int64 [clients, classes]: how many images of each class a client has, in all parts.
 
@@ -184,8 +197,7 @@ def make_partition(
         if not fine:
             raise bad(name, value, accepted)
     # One stream per decision: another validation_fraction leaves the rest of the split as it was.
-    streams = map(np.random.PCG64, np.random.SeedSequence(seed).spawn(5))
-    share_rng, keep_rng, order_rng, cut_rng, validation_rng = map(np.random.Generator, streams)
+    share_rng, keep_rng, order_rng, cut_rng, validation_rng = _streams(seed)
 
     descriptions = {
         "pathological": f"{classes_per_client} of {num_classes} classes per client",
@@ -244,6 +256,12 @@ def make_partition(
     parts = (train, test, validation)
     rows = (tuple(np.sort(mine).astype(np.int32) for mine in part) for part in parts)
     return Partition(*rows, about=about)
+
+
+def _streams(seed: int) -> list[np.random.Generator]:
+    """For shares, kept images, order, test images and validation images."""
+    streams = np.random.SeedSequence(seed).spawn(5)
+    return [np.random.Generator(np.random.PCG64(stream)) for stream in streams]
 
 
 def _hand_out(

@@ -11,10 +11,13 @@ launch.py    starts Flower's superlink and supernode
 certs.py     an authority, the server's certificate, a key for each node
 """
 
+import errno
+import socket
+import time
 from importlib import import_module
 from typing import Any
 
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.errors import PfedafmError, reason
 from pfedafm_jax.settings import bad
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -42,3 +45,18 @@ def address(setting: str, text: str, certs: str | None) -> tuple[str, int]:
     if certs is None and host not in LOCAL:
         raise bad(setting, text, "127.0.0.1:PORT without --certs DIR (pfedafm certs)")
     return host, int(port)
+
+
+def check_free(host: str, port: int, patience: float = 10.0) -> None:
+    """Raises if nothing can listen there; the superlink of a server that was killed ends soon."""
+    family, end = socket.AF_INET6 if ":" in host else socket.AF_INET, time.monotonic() + patience
+    while True:
+        try:
+            with socket.socket(family) as one:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                return one.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > end:
+                accepted = f"an address of this machine with a port that is free ({reason(error)})"
+                raise bad("listen", f"{host}:{port}", accepted) from error
+        time.sleep(0.2)

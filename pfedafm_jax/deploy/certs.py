@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from pfedafm_jax.deploy import LOCAL
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.files import write_atomically
 from pfedafm_jax.settings import bad
@@ -41,7 +42,7 @@ def make(folder: str | Path, hosts: Sequence[str], clients: int) -> list[Path]:
     if (place / "ca.crt").exists():
         raise PfedafmError(f"{place} has certificates already; choose another folder")
     authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    names = [_name(host) for host in hosts]
+    names = [_name(host) for host in dict.fromkeys((*hosts, *LOCAL))]  # the server calls itself
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pfedafm federation")])
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     now = datetime.datetime.now(datetime.UTC)

@@ -81,10 +81,10 @@ def content(record: RecordDict) -> tuple[Head, bytes]:
     try:
         config: Any = record.config_records["head"]
         head, bodies = json.loads(str(config["json"])), list(record.array_records.values())
-        body = bodies[0]["bytes"].data if bodies else bytes(config["body"])
+        body = bodies[0]["bytes"].data if bodies else config["body"]
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"no message of ours: {error}") from error
-    if not isinstance(head, dict):
+    if not isinstance(head, dict) or not isinstance(body, bytes):
         raise ValueError("no message of ours")
     return head, body
 
@@ -168,7 +168,7 @@ def superlink(
     """
     flags = ["--host", host, "--port", str(port), "--isolation", "process"]
     flags += ["--disable-runtime-dependency-installation"]
-    near = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    near = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     about: tuple[Any, ...] = f"{near}:{port}", certs is None, certs and read_bytes(certs / "ca.crt")
     if certs is None:
         flags.append("--insecure")
@@ -317,6 +317,8 @@ def _until(process: subprocess.Popen, call: Callable[[], Any]) -> Any:
         except httpx.TransportError as error:
             if "certificate" in str(error).lower():
                 raise PfedafmError(f"the server's own certificate is refused: {error}") from error
+        except httpx.HTTPStatusError as error:
+            raise PfedafmError(f"what answers there is no superlink of ours: {error}") from error
         time.sleep(POLL)
     return None
 

@@ -19,6 +19,7 @@ from pfedafm_jax.methods import find_method
 from pfedafm_jax.settings import bad
 
 DTYPES = ("uint8", "float32", "int32")  # of a `Dataset`
+LARGEST = 10**7  # numbers in an image, images of a node
 
 
 def classes_of(config: Config, given: str | None) -> list[str]:
@@ -68,10 +69,13 @@ class Roster:
         """Notes a node, or raises `ValueError` where it cannot take part."""
         about: dict[str, Any] = {name: list(head[name]) for name in ("image_shape", "classes")}
         about["dtype"], shape = str(head["dtype"]), about["image_shape"]
-        sized = shape and all(type(size) is int and 0 < size < 10**6 for size in shape)
+        sized = 0 < len(shape) < 9 and all(type(size) is int and size > 0 for size in shape)
+        sized = sized and math.prod(shape) <= LARGEST
         if about["dtype"] not in DTYPES or not sized:
             found = f"its data are {about['dtype'][:20]} {str(shape)[:80]}"
-            raise ValueError(f"{found}; accepted: {', '.join(DTYPES)}, sizes from 1")
+            raise ValueError(
+                f"{found}; accepted: {', '.join(DTYPES)}, sizes from 1, {LARGEST} numbers in all"
+            )
         if about["classes"] != self.about["classes"]:
             found = (
                 f"its data has {len(about['classes'])} classes ({', '.join(about['classes'][:5])}"
@@ -89,8 +93,8 @@ class Roster:
         if name not in names:
             raise ValueError(f"its architecture is {name}; the federation has {', '.join(names)}")
         sizes = {size: int(head[size]) for size in ("num_train", "num_test")}
-        if min(sizes.values()) < 1 or max(sizes.values()) > 10**9:
-            raise ValueError(f"it has {sizes} images")
+        if min(sizes.values()) < 1 or sum(sizes.values()) > LARGEST:
+            raise ValueError(f"it has {sizes} images; accepted: 1 to {LARGEST} in all")
         own = {"architecture": name, **sizes}
         if self.complete and own != (kept := self.nodes[client]):
             raise ValueError(f"it comes with {own} and was there with {kept}")
@@ -124,22 +128,24 @@ class Roster:
 
 
 class Elsewhere(Partition):
-    """So many images at each client, and nothing is known of them."""
+    """So many images at each client, and nothing is known of them: rows are all 0."""
+
+    def check(self, num_images: int, num_clients: int) -> Partition:
+        return self
 
     def class_counts(self, labels: np.ndarray, num_classes: int) -> Any:
         return None
 
 
 def stand_in(config: Config, roster: Roster) -> tuple[Dataset, Partition]:
-    """A dataset and a partition in which nothing is true but shapes and sizes."""
+    """A dataset of one image, and a partition in which nothing is true but sizes."""
     about, each = roster.about, [roster.nodes[client] for client in range(config.num_clients)]
-    rows = max(one["num_train"] + one["num_test"] for one in each)
     shape, classes = tuple(about["image_shape"]), tuple(about["classes"])
     dataset = Dataset(
         name=config.dataset,
-        images=np.zeros((rows, *shape), about["dtype"]),
-        labels=np.zeros(rows, np.int32),
-        num_train=rows,
+        images=np.zeros((1, *shape), about["dtype"]),
+        labels=np.zeros(1, np.int32),
+        num_train=1,
         num_classes=len(classes),
         mean=tuple(about["mean"]),
         std=tuple(about["std"]),
@@ -147,7 +153,10 @@ def stand_in(config: Config, roster: Roster) -> tuple[Dataset, Partition]:
         digest=about["federation"],
         class_names=classes,
     )
-    train = tuple(np.arange(one["num_train"], dtype=np.int32) for one in each)
-    test = tuple(one["num_train"] + np.arange(one["num_test"], dtype=np.int32) for one in each)
+
+    train, test = (
+        tuple(np.broadcast_to(np.int32(0), one[name]) for one in each)  # takes no memory
+        for name in ("num_train", "num_test")
+    )
     nothing = (np.zeros(0, np.int32),) * len(each)
     return dataset, Elsewhere(train, test, nothing, about="as the nodes have it", shared=True)

@@ -24,9 +24,8 @@ from pfedafm_jax.engine.round import aggregate, calls_of, participants_of
 from pfedafm_jax.engine.state import start_number
 from pfedafm_jax.engine.visit import StageResult, Totals, added, totals_of, work
 from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.methods import Method, find_method
+from pfedafm_jax.methods import Method
 from pfedafm_jax.pytrees import num_bytes
-from pfedafm_jax.settings import bad
 
 LOOK = 1.0  # seconds between two looks at who is there
 Place = tuple[int, str]  # a node, and when it came
@@ -317,8 +316,6 @@ class Federation(Experiment):
     """A run whose clients are nodes; the roster must be complete."""
 
     def __init__(self, config: Config, nodes: Nodes):
-        if find_method(config.method).in_turn:
-            raise bad("method", config.method, "one whose clients do not depend on one another")
         super().__init__(config, *stand_in(config, nodes.roster))
         names = [one.name for one in self.programs.architectures]
         own = [nodes.roster.nodes[client]["architecture"] for client in range(config.num_clients)]

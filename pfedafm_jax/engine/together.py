@@ -26,6 +26,8 @@ def can_go_together(several: Sequence[Programs]) -> str:
     """The reason why these runs cannot share one program; empty if they can."""
     first = several[0]
     forms = {one.form._replace(train_width=0, test_width=0, only=()) for one in several}
+    if first.method.in_turn:
+        return f"clients of {first.config.method} are trained one after the other"
     if not all(one.lockstep for one in several):
         return "a CPU trains one client after the other; --layout lockstep trains them at once"
     if first.processes.count > 1:

@@ -113,8 +113,8 @@ def work(
 ) -> StageResult:
     """One participant's training in one stage; `architecture` None: the stage that all share.
 
-    An update with NaN or infinity is discarded: the client keeps its old state and has weight 0 in
-    the average.
+    An update with NaN or infinity is discarded: the client keeps its old state, is evaluated with
+    that and the broadcast, and has weight 0 in the average.
     """
     method, data = common.method, data_of(common, slot)
     key = client_key(jax.random.wrap_key_data(common.key), common.round, slot.client)
@@ -133,7 +133,8 @@ def work(
     new = if_finite(update.client, state)
     info = {**update.info, "finite": finite}
     if update.view is not None:
-        info |= accuracies(method, architecture, new, update.view, data)
+        view = {name: if_finite(part, server.get(name, part)) for name, part in update.view.items()}
+        info |= accuracies(method, architecture, new, view, data)
     sent = (update.upload, update.weight)
     upload, weight = if_finite(sent, jax.tree.map(jnp.zeros_like, sent))
     return StageResult(new, upload, weight, info)

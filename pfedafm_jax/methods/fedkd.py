@@ -167,8 +167,6 @@ class FedKD(PrivateAndShared):
         whole model if that is less.
         """
         whole = jnp.uint32(self.shared.params)
-        if self.settings.coding == "none":
-            return whole
         coded = server["floats_last"]
         if self.settings.coding == "update":
             coded = server["floats_sent"] - client["floats_received"]
@@ -194,11 +192,11 @@ class FedKD(PrivateAndShared):
 
         mentee = trained.params["shared_model"]
         shared_model, floats_up = send(settings.coding, received, mentee, self.energy(server))
-        info = {
-            "loss": trained.loss,
-            "floats_up": floats_up.astype(jnp.float32),
-            "floats_down": self.floats_down(client, server).astype(jnp.float32),
-        }
+        info = {"loss": trained.loss}
+        if settings.coding != "none":
+            floats_down = self.floats_down(client, server)
+            info |= {"floats_up": floats_up.astype(jnp.float32)}
+            info |= {"floats_down": floats_down.astype(jnp.float32)}
         client = {
             **trained.params["model"],
             "projection": trained.params["projection"],

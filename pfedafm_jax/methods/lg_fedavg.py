@@ -6,6 +6,7 @@ and averaged like the others.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import jax
 
@@ -27,6 +28,12 @@ def put_layers(model: dict[str, Tree], layers: dict[str, Tree]) -> dict[str, Tre
     inner = {name: layer for name, layer in layers.items() if name != "header"}
     extractor = {**model["local_extractor"], **inner}
     return {"local_extractor": extractor, "header": layers.get("header", model["header"])}
+
+
+@cache
+def shapes(architecture: Architecture) -> dict[str, Tree]:
+    """A model's arrays without values."""
+    return jax.eval_shape(lambda key: init_private_model(key, architecture), jax.random.key(0))
 
 
 class LGFedAvg(Standalone):
@@ -52,9 +59,9 @@ class LGFedAvg(Standalone):
 
     def init_server(self, key) -> Server:
         first, *others = self.architectures
-        shapes = self._shapes(first)
+        own = self._shapes(first)
         for other in others:
-            unlike = [name for name, shape in self._shapes(other).items() if shape != shapes[name]]
+            unlike = [name for name, shape in self._shapes(other).items() if shape != own[name]]
             if unlike:
                 differs = f"{unlike[0]} differs in {first.name} and {other.name}"
                 accepted = f"layers of one shape in all architectures ({differs})"
@@ -62,7 +69,7 @@ class LGFedAvg(Standalone):
         return pick_layers(init_private_model(key, first), self.layers)
 
     def _shapes(self, architecture: Architecture) -> dict[str, Tree]:
-        model = jax.eval_shape(lambda key: init_private_model(key, architecture), jax.random.key(0))
+        model = shapes(architecture)
         present = ("header", *(name for name in model["local_extractor"] if name != STATISTICS))
         if not set(self.layers) <= set(present):
             accepted = f"layers of {architecture.name}: {', '.join(present)}"

@@ -66,7 +66,8 @@ def run_round(
         report["finite"] = finite((update.client, update.upload, update.info))
         client = update.client if report["finite"] else client
         state.store.write(k, client)
-        report |= accuracy(programs, k, client, server if update.view is None else update.view)
+        trained = report["finite"] and update.view is not None
+        report |= accuracy(programs, k, client, update.view if trained else server)
         if report["finite"]:
             sent[k] = dict(update.upload), dict(update.weight)
         if report["finite"] and method.shared_parts:

@@ -52,7 +52,7 @@ def run_round(
         with matmul_precision(programs.config.precision):
             done = visit(programs, t, k, client, received, left)
         state.store.write(k, done.client)
-        relay = done.left
+        relay = done.left if done.report["finite"] else relay
         reports.append(done.report)
         if done.extractor is not None:
             uploads.append((share, done.extractor))
