@@ -65,13 +65,14 @@ def serve(argv: list[str], link: Any = None) -> None:
         task = find_existing(Task(config, options.run_dir), fresh=more.fresh)
         nodes = federation = None
         if task.state != "done":
+            if link is None:
+                check_free(*where)
             with RunFolder(options.run_dir).lock():
                 pass  # the folder is ours before anything is written to it
             if task.state == "again":
                 (options.run_dir / "nodes.json").unlink(missing_ok=True)
             roster = Roster(options.run_dir / "nodes.json", config, classes)
             if link is None:
-                check_free(*where)
                 certs, place = more.certs and Path(more.certs), options.run_dir / "flower"
                 opened = flower.superlink(*where, certs, place, config.num_clients)
                 link = open_.enter_context(opened)
