@@ -2,8 +2,8 @@
 
 The defaults are those of the configuration `hetero_cifar10` (N = 100, C = 10 %, 2 of 10 classes per
 client), at a length that two CPU cores finish in about five minutes, with one difference: the
-named configuration gives three of the compared methods their own learning rates, a bare
-`Config()` one to all methods. `Config.load` reads named configurations and files.
+named configuration gives several methods their own learning rates, a bare `Config()` one to
+all methods. `Config.load` reads named configurations and files.
 """
 
 import dataclasses
