@@ -22,7 +22,7 @@ sweep() {
   shift 4
   for value in ${values//,/ }; do
     echo "sweep.py --config hetero_cifar10 --rounds 60 --validation-fraction 0.1 --devices 1 --checkpoint-every 20" \
-      "--drop-checkpoints --method $method $* --grid $setting=$value --run-dir $out/$stage/$folder"
+      "--drop-checkpoints ${DATA_DIR:+--data-dir $DATA_DIR} --method $method $* --grid $setting=$value --run-dir $out/$stage/$folder"
   done
 }
 
