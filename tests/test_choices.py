@@ -27,7 +27,7 @@ def test_runs_of_sweeps_are_added_and_the_best_is_marked(tmp_path, capsys):
     file = tmp_path / "choices.json"
     choices.main([str(tmp_path / f"{rate}") for rate in found] + ["--file", str(file)])
     choices.main(["--file", str(file)])  # reads what it wrote
-    assert "| FD | 50.00 | **75.00** | 25.00 | 0.02 |" in capsys.readouterr().out
+    assert "| FD | 50.00 | **75.00** | 25.00 | 0.01 |" in capsys.readouterr().out
     assert [one["accuracy"] for one in json.loads(file.read_text())] == [*found.values()]
 
 
