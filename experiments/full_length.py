@@ -91,6 +91,7 @@ def accuracies(runs: Sequence[Run]) -> str:
 def differences(runs: Sequence[Run]) -> str:
     """pFedAFM minus each other, paired by client: at the end, late, and at late visits."""
     ours = next(run for run in runs if run.config["method"] == OURS)
+    alone = next((run for run in runs if run.config["method"] == "standalone"), None)
     *_, (rows_late, _) = stretches(ours)
     rows = []
     for run in runs:
@@ -101,9 +102,14 @@ def differences(runs: Sequence[Run]) -> str:
         row += [f"{stats.ttest_1samp(clients, 0.0)[1]:.2g}"]
         row += [f"{(clients > 0).sum()} : {(clients < 0).sum()}"]
         row += [with_error((visits(ours) - visits(run))[rows_late])]
+        if alone is None or run is alone:
+            row.append("–")
+        else:
+            row.append(with_error(late_clients(run) - late_clients(alone)))
         rows.append([f"pFedAFM − {run.title}", *row])
     heads = ["points", "all clients, end", "all clients, late", "p (paired t, late)"]
-    return markdown([*heads, "clients ahead : behind, late", "participants, late"], rows)
+    heads += ["clients ahead : behind, late", "participants, late"]
+    return markdown([*heads, "the other − Standalone, all clients, late"], rows)
 
 
 def by_stretch(runs: Sequence[Run]) -> str:
