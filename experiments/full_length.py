@@ -10,6 +10,7 @@ client as the unit, over its visits and evaluations, if nothing else is said.
 
 import argparse
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -239,24 +240,28 @@ def by_clients(ours: Run, runs: Sequence[Run]) -> str:
     return markdown([*heads, *(f"pFedAFM − {run.title}, late" for run in controls)], rows)
 
 
+@cache
+def draws(rounds: int, clients: int, size: int) -> list[np.ndarray]:
+    """Participants of so many rounds, `[rounds, size]`, drawn many times; the same for every run."""
+    draw = np.random.default_rng(0)
+    return [
+        draw.random((rounds, clients)).argpartition(size, axis=1)[:, :size].astype(np.uint16)
+        for _ in range(DRAWS)
+    ]
+
+
 def maxima(runs: Sequence[Run]) -> str:
     """How far the best round lies above the late ones, and how far it would by the draw alone."""
     rows = []
     for run in runs:
-        draw = np.random.default_rng(0)  # the same draws for every run
         *_, (part, _) = stretches(run)
         best = np.nanmean(visits(run), axis=1).max()
         rounds = np.nanmean(visits(run)[part], axis=1)
-        # The maximum over all rounds if every client stayed as it was at its late visits and only the draw changed.
+        # If every client stayed as it was at its late visits, and only the draw changed.
         seen = np.isfinite(visits(run)[part]).any(axis=0)
         clients = np.nanmean(visits(run)[part][:, seen], axis=0)
         size, count = len(run.records[0].participants), run.summary.rounds
-        highest = [
-            clients[draw.random((count, len(clients))).argpartition(size, axis=1)[:, :size]]
-            .mean(axis=1)
-            .max()
-            for _ in range(DRAWS)
-        ]
+        highest = [clients[picks].mean(axis=1).max() for picks in draws(count, len(clients), size)]
         row = [f"{best:.2f}", f"{rounds.mean():.2f}", f"{rounds.std(ddof=1):.2f}"]
         rows.append(
             [
