@@ -17,6 +17,7 @@ from pfedafm_jax.deploy.roster import Roster, classes_of
 from pfedafm_jax.deploy.server import Federation, Nodes
 from pfedafm_jax.deploy.states import States
 from pfedafm_jax.export import readme
+from pfedafm_jax.observers import observed
 from pfedafm_jax.pytrees import num_bytes
 from pfedafm_jax.runs import run_all
 from pfedafm_jax.tasks import Task, find_existing
@@ -100,6 +101,7 @@ def test_only_what_is_shared_travels_and_states_are_the_nodes_own(tmp_path):
     for head, body, reply, back in link.sent:
         assert len(body) in (0, shared) and len(back) in (0, shared + 4)  # weights, and n_k
         assert len(json.dumps(head)) < 4000 and len(json.dumps(reply)) < 1000
+    assert "vectors/mix" not in observed(made, made.records[-1]).clients  # they are with the nodes
     place = tmp_path / "node-1"
     assert "accuracy on this client's own test images" in readme(load_client(place), [])
     private = load_client(place).params["local_extractor"]

@@ -298,3 +298,13 @@ def tapped(door: socket.socket, port: int, seen: dict[str, bytes]) -> None:
     with contextlib.suppress(OSError):
         while True:
             threading.Thread(target=carry, args=(door.accept()[0],), daemon=True).start()
+
+
+def test_a_message_whose_body_is_a_number_is_none_of_ours():
+    from flwr.app import ConfigRecord, RecordDict
+
+    from pfedafm_jax.deploy.flower import content, record
+
+    assert content(record({"kind": "bye"}, b"xy")) == ({"kind": "bye"}, b"xy")
+    with pytest.raises(ValueError, match="no message of ours"):
+        content(RecordDict({"head": ConfigRecord({"json": "{}", "body": 2**62})}))

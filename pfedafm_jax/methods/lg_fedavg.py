@@ -31,7 +31,7 @@ def put_layers(model: dict[str, Tree], layers: dict[str, Tree]) -> dict[str, Tre
 
 
 @cache
-def shapes(architecture: Architecture) -> dict[str, Tree]:
+def model_shapes(architecture: Architecture) -> dict[str, Tree]:
     """A model's arrays without values."""
     return jax.eval_shape(lambda key: init_private_model(key, architecture), jax.random.key(0))
 
@@ -69,7 +69,7 @@ class LGFedAvg(Standalone):
         return pick_layers(init_private_model(key, first), self.layers)
 
     def _shapes(self, architecture: Architecture) -> dict[str, Tree]:
-        model = shapes(architecture)
+        model = model_shapes(architecture)
         present = ("header", *(name for name in model["local_extractor"] if name != STATISTICS))
         if not set(self.layers) <= set(present):
             accepted = f"layers of {architecture.name}: {', '.join(present)}"
