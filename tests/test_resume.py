@@ -167,7 +167,7 @@ OTHERS = {name: {"method": name} for name in METHODS[1:]}
 OTHERS["released code"] = {"method": "pfedafm_released", "same_start": False}
 
 
-@pytest.mark.parametrize("name", slow_but(("standalone",), OTHERS))
+@pytest.mark.parametrize("name", slow_but(("standalone", "released code"), OTHERS))
 def test_other_methods_and_the_released_code_go_on_too(name, make, settings, folder):
     short = {"rounds": 3, "checkpoint_every": 1, "architectures": ("small_b",)}
     own = updated(settings, {**OTHERS[name], **short})
@@ -218,7 +218,6 @@ def test_neither_checkpoints_nor_evaluations_change_a_weight(make, settings, str
         assert all(one[name] == other[name] for name in kept)
 
 
-@pytest.mark.slow
 def test_another_number_of_devices_may_go_on(make, settings, straight, folder):
     """Within tolerance of the run on one device, and the same bits each time."""
     crashed(folder, make(settings), 6)

@@ -75,7 +75,7 @@ def test_uploads_are_in_the_order_drawn_on_any_device_with_the_numbers_of_their_
     assert play(made, [2, 0, 1])[1]["order"].tolist() == [2, 0, 1]
 
 
-@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_several_runs_together_each_see_their_own(dropout):
     config = small_config("ledger", layout="lockstep", architectures=("dense_b",), dropout=dropout)
     several = [build(replace(config, seed=seed), *small_data()) for seed in (0, 1)]
