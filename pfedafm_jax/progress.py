@@ -196,7 +196,7 @@ def print_summary(summary: Summary, paths: Sequence[Path]) -> None:
     rows = [
         ["best mean of participants", f"{percent(best)} %", note],
         ["mean of the last ten rounds", f"{percent(last_ten)} %", "participants"],
-        ["all clients at the end", f"{percent(everyone)} %", "unbiased"],
+        ["all clients at the end", f"{percent(everyone)} %", "no round chosen"],
     ]
     if spread is not None:
         rows.append(["spread over clients", f"{percent(spread)} points", "standard deviation"])

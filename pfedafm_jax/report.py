@@ -147,7 +147,7 @@ def _conventions(run: Run) -> list[list[str]]:
         "participants, best round (the paper's)": mean.max(),
         "participants, mean of the last ten rounds": mean.tail(10).mean(),
         "participants, last round": mean.ffill().iloc[-1],
-        "all clients, last evaluation (unbiased)": every.ffill().iloc[-1],
+        "all clients, last evaluation (no round chosen)": every.ffill().iloc[-1],
         "all clients, best evaluation": every.max(),
     }
     if len(run.clients.get("evaluation_rounds", ())):

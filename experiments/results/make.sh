@@ -4,9 +4,9 @@
 #   experiments/results/make.sh STAGE [WORKERS]     epochs | rates | knobs | runs | mixes | table2 | figures
 #
 # From the environment: EPOCHS, the choice of the first stage ("--local-epochs 4 --flip --crop"); METHODS limits rates,
-# knobs and runs to some; runs also has DATASET (cifar10, or cifar100) and SEEDS ("0"). Rates are those of the configuration.
+# knobs and runs to some; runs also has DATASET (cifar10, or cifar100) and SEEDS ("0"), mixes has ROUNDS. Rates are those of the configuration.
 # Files go to runs/evidence; CIFAR comes from DATA_DIR, the user's cache, or is fetched. experiments/choices.py makes the tables of
-# rates and knobs, experiments/full_length.py those of the runs, and experiments/reproduce.py the paper's. The last two
+# rates and knobs, experiments/full_length.py those of the runs, experiments/mixes.py those of mixes, and experiments/reproduce.py the paper's. The last two
 # stages use finished runs for their points: cp -r experiments/results/full_length/hetero* runs/evidence/full
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -74,6 +74,7 @@ jobs_of() {
       for method in $methods; do run "$method" "$seed" "$config-n100"; done
     done ;;
   mixes)
+    rounds=${ROUNDS:-200}
     for mix in 0 0.5 1; do run pfedafm 0 "$config-n100-mix$mix" --pfedafm.mix-fixed "$mix"; done
     run pfedafm 0 "$config-n100-start0.5" --pfedafm.mix-start 0.5 ;;
   table2)

@@ -1,0 +1,28 @@
+"""Mix vectors beside one another: what is compared, and what is refused."""
+
+from pathlib import Path
+
+import mixes
+import pytest
+from by_hand import record, run_by_hand
+
+from pfedafm_jax import PfedafmError
+
+FULL = Path(__file__).parents[1] / "experiments" / "results" / "full_length" / "hetero_cifar10-n100"
+
+
+def run(tmp_path, *folders):
+    return mixes.main([*map(str, folders), "--out", str(tmp_path / "found")])
+
+
+@pytest.mark.parametrize("folders", [["fedper-seed0"], ["pfedafm-seed0"]])
+def test_one_run_of_each_mix_is_compared(tmp_path, folders):
+    with pytest.raises(PfedafmError, match="one run of each mix"):
+        run(tmp_path, *(FULL / name for name in folders))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_that_differ_otherwise_are_refused(tmp_path):
+    run_by_hand([record(1)], tmp_path / "other", method="fedper")
+    with pytest.raises(PfedafmError, match="these differ in crop, flip$"):
+        run(tmp_path, FULL / "pfedafm-seed0", tmp_path / "other")
