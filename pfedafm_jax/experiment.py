@@ -46,7 +46,16 @@ def held_out(config: Config, dataset: Dataset) -> Partition:
 
 def _shares(config: Config, dataset: Dataset) -> Partition:
     config.check(dataset)
-    count = config.num_clients + config.held_out_clients
+    own, held_out = config.num_clients, config.held_out_clients
+    try:
+        return _among(config, dataset, own + held_out)
+    except PfedafmError as error:
+        if not held_out:
+            raise
+        raise PfedafmError(f"{error}; {own} clients and held_out_clients = {held_out}") from None
+
+
+def _among(config: Config, dataset: Dataset, count: int) -> Partition:
     if config.partition.endswith(".npz"):
         found = Partition.load(config.partition).check(len(dataset.images), count)
         if config.validation_fraction and not any(map(len, found.validation)):

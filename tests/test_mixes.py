@@ -24,5 +24,5 @@ def test_one_run_of_each_mix_is_compared(tmp_path, folders):
 
 def test_runs_that_differ_otherwise_are_refused(tmp_path):
     run_by_hand([record(1)], tmp_path / "other", method="fedper")
-    with pytest.raises(PfedafmError, match="these differ in crop, flip$"):
+    with pytest.raises(PfedafmError, match=r"these differ in crop, flip$"):
         run(tmp_path, FULL / "pfedafm-seed0", tmp_path / "other")

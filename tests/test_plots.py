@@ -101,16 +101,18 @@ def test_a_mean_over_runs_that_differ_in_more_than_the_seed_is_told(tmp_path, ca
         (["run", "--smooth", "0"], "smooth = 0 cannot be used; accepted: 1 or more"),
         (["run", "--out", "plot.gif"], "out = 'plot.gif' cannot be used"),
         (["run", "--out", "nowhere/plot.png"], "a folder that exists"),
+        (["run", "--out", "plots.png"], r"out = 'plots\.png' cannot be used"),
         (["empty"], "nothing to draw yet"),
     ],
 )
 def test_bad_input_is_told_and_draws_nothing(arguments, said, tmp_path, monkeypatch):
     run_by_hand([], tmp_path / "empty", finished=False)
     run_by_hand([record(1)], tmp_path / "run")
+    (tmp_path / "plots.png").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PfedafmError, match=said):
         plot.main(arguments)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "run"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "plots.png", "run"]
 
 
 def test_a_method_has_one_colour_in_every_picture(folder):

@@ -312,6 +312,8 @@ def test_the_commands_predict_export_and_join(trained, tmp_path, capsys):
     assert join.main([str(folder), *arguments, "--out", str(tmp_path / "new")]) == 0
     assert "after 1 visit:  " in capsys.readouterr().out
     assert load_client(tmp_path / "new").card["newcomer"]["visits"] == 1
+    with pytest.raises(PfedafmError, match=r"out = .*pictures' cannot be used"):  # before training
+        join.main([str(folder), *arguments, "--out", str(tmp_path / "pictures")])
     for words, said in (
         ([str(folder)], "choose a client: --client K, 0 to 3"),
         ([*base, "--out", "y.txt"], "ends in .npz or .csv"),
@@ -328,9 +330,8 @@ def test_a_newcomer_to_a_run_that_shares_nothing_is_told_so(trained, tmp_path, c
     words = [str(trained("standalone")[0]), "--data", str(tmp_path / "own.npz"), "--visits", "0"]
     words += ["--out", str(tmp_path / "new"), "--plugin", str(tmp_path / "plugin.py")]
     assert join.main(words) == 0
-    said = capsys.readouterr().out
-    assert "the plugin is read" in said and "after 0 visits" in said
-    assert "Standalone shares nothing: the newcomer trains alone" in said
+    said, alone = capsys.readouterr().out, "Standalone shares nothing: the newcomer trains alone"
+    assert all(words in said for words in ("the plugin is read", "after 0 visits", alone))
 
 
 @pytest.mark.slow

@@ -32,3 +32,5 @@ def test_held_out_clients_get_shares_that_nobody_else_has():
     assert (inside.num_clients, outside.num_clients) == (9, 3)
     rows = [np.concatenate((*one.train, *one.test)) for one in (inside, outside)]
     assert not set(rows[0]) & set(rows[1]) and len(np.concatenate(rows)) == 6000
+    with pytest.raises(PfedafmError, match="; 5000 clients and held_out_clients = 2000"):
+        split(Config(dataset="synthetic", num_clients=5000, held_out_clients=2000), dataset)
