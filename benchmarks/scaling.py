@@ -27,8 +27,8 @@ from pfedafm_jax.cli import guarded
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Partition
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.experiment import load_data
 from pfedafm_jax.settings import bad, known
+from pfedafm_jax.splits import load_data
 
 TITLES = {"N": "clients, N", "K": "participants a round, K", "E": "local epochs, E"}
 TITLES["devices"] = "devices"

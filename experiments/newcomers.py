@@ -15,10 +15,10 @@ import jax
 import numpy as np
 
 from pfedafm_jax import PfedafmError, TrainedRun, cli, figures, load_data, load_run, plots
-from pfedafm_jax.experiment import held_out
 from pfedafm_jax.files import write_atomically
 from pfedafm_jax.progress import console
 from pfedafm_jax.settings import bad
+from pfedafm_jax.splits import held_out
 from pfedafm_jax.tables import markdown
 
 

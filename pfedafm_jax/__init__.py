@@ -20,7 +20,7 @@ from pfedafm_jax.data import (
 )
 from pfedafm_jax.engine import Devices, setup_devices
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.experiment import Experiment, load_data, split
+from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.export import export_client, load_client
 from pfedafm_jax.methods import method_names, register_method
 from pfedafm_jax.models import describe, register_extractor
@@ -28,6 +28,7 @@ from pfedafm_jax.presets import paper_scale, with_preset
 from pfedafm_jax.records import Record, Summary
 from pfedafm_jax.results import Run, read_run, read_runs
 from pfedafm_jax.runs import compare, run
+from pfedafm_jax.splits import load_data, split
 from pfedafm_jax.trained import TrainedClient, TrainedRun, load_run
 
 __version__ = "0.1.0"

@@ -203,7 +203,7 @@ class Checkpoints:
     def _blocks(self, clients: np.ndarray, state: State) -> Iterator[Tree]:
         """Clients and their states by group, in blocks of at most `BLOCK_BYTES`."""
         store = state.store
-        most = max(1, BLOCK_BYTES // int(store.row_bytes.max()))
+        most = max(1, BLOCK_BYTES // max(1, int(store.row_bytes.max())))
         for first in range(0, len(clients), most):
             tree, block = {}, clients[first : first + most]
             for group in np.unique(store.groups[block]):

@@ -154,6 +154,20 @@ def read_tree(folder: Path, only: str | None = None) -> Any:
         return checkpointer.restore(path, args=ocp.args.PyTreeRestore(**wanted, restore_args=plain))
 
 
+@contextlib.contextmanager
+def kept(folder: Path) -> Iterator[Path]:
+    """A checkpoint's folder that is read inside; raises if it is removed before or meanwhile."""
+    gone = f"{folder} is gone: the run went on after it was opened; call load_run again"
+    try:
+        yield folder
+    except Exception as error:
+        if (folder / "run").is_dir():
+            raise
+        raise PfedafmError(gone) from error
+    if not (folder / "run").is_dir():
+        raise PfedafmError(gone)
+
+
 def read_clients(folder: Path, only: int | None = None) -> Iterator[tuple[int, np.ndarray, Leaves]]:
     """The clients in a folder, by group, or of one group only.
 

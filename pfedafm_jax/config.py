@@ -302,7 +302,8 @@ class Config(Machine, Training, Clients, Data):
             for name, setting in settings_of(type(owner)).items():
                 value = getattr(owner, name)
                 if value not in (setting.default, None):
-                    lines.append(f"{name} = {json.dumps(value)}")
+                    text = json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace")
+                    lines.append(f"{name} = {text.decode()}")
         return "\n".join(lines) + "\n"
 
 

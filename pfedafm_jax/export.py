@@ -109,7 +109,7 @@ def client_of(card: dict[str, Any], weights: dict[str, np.ndarray]) -> TrainedCl
     """A client from its card, and its weights by name: `client.…` and `server.…`."""
     model = model_of(card)
     both = fitted(model.shapes, weights)
-    kernels.choose(model.config.kernels)
+    kernels.choose("xla" if model.config.kernels == "xla" else "auto")
     return TrainedClient(model.method, model.network, both["client"], both["server"], card)
 
 

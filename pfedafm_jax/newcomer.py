@@ -10,7 +10,7 @@ from pfedafm_jax.data.pictures import read_pictures
 from pfedafm_jax.data.values import class_labels, standardised
 from pfedafm_jax.engine.state import client_start, start_number
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.settings import bad
+from pfedafm_jax.settings import bad, whole
 from pfedafm_jax.single_client import SingleClient
 from pfedafm_jax.trained import TrainedClient, TrainedRun
 from pfedafm_jax.training import table_width
@@ -52,9 +52,10 @@ def join(
     usual = config.shared_extractor if kind.one_network else config.architectures[0]
     if kind.one_network and architecture not in (None, usual):
         raise bad("architecture", architecture, f"{usual}, which all clients of {kind.title} have")
-    for name, value in {"visits": visits, "seed": seed}.items():
-        if not 0 <= value < 2**30:
-            raise bad(name, value, "0 to 2^30 - 1")
+    visits, seed = (
+        whole(name, value, 2**30, "0 to 2^30 - 1")
+        for name, value in {"visits": visits, "seed": seed}.items()
+    )
     network = run.architecture(architecture or usual)
     pixels, numbers, rows = _own_data(run, images, labels, test_images, test_labels, seed)
     count, most = len(rows[0]), 2 * max(len(pixels) // 2, *run.sizes)

@@ -14,6 +14,7 @@ their own sha256, and `summary.json` those of the others. `results.py` reads the
 import contextlib
 import hashlib
 import json
+import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -79,10 +80,15 @@ class Record:
             if name in ("participants", "dropped"):
                 if type(value) is not list or any(type(client) is not int for client in value):
                     raise ValueError(f"{name} is no list of clients")
-            elif type(value) not in kinds or not -(2**63) < (value or 0) < 2**63:  # nor NaN
+            elif type(value) not in kinds or not _fits(value or 0):
                 raise ValueError(f"{name} is no number")
         more = {name: value for name, value in values.items() if name not in known}
         return cls(**{name: values[name] for name in known & values.keys()}, more=more)
+
+
+def _fits(value: float) -> bool:
+    """Whether a number is one of a table: an int64, or a finite float (a loss may be 1e30)."""
+    return -(2**63) < value < 2**63 if type(value) is int else math.isfinite(value)
 
 
 def mean(values: np.ndarray) -> float | None:

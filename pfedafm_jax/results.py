@@ -112,14 +112,14 @@ class Run:
         """The run as it was after this many rounds, in memory; itself if it has no more."""
         if rounds >= len(self.records):
             return self
-        known = self.clients["evaluation_rounds"] <= rounds
-        arrays = dict(self.clients)
+        arrays = dict(self.clients)  # empty, if unfinished
+        known = arrays.get("evaluation_rounds", np.zeros(0)) <= rounds
         for name, rows in arrays.items():
             if name.startswith("visits/"):
                 arrays[name] = rows[:rounds]
             elif name == "evaluation_rounds" or name.startswith("all_clients/"):
                 arrays[name] = rows[known]
-        records, last = self.records[:rounds], arrays["all_clients/accuracy"]
+        records, last = self.records[:rounds], arrays.get("all_clients/accuracy", ())
         summary = summarize(records, self.about, last[-1] if len(last) else None)
         return Run(self.about, records, summary, self.finished, arrays=arrays)
 
@@ -248,8 +248,8 @@ def _records(path: Path, lines: Sequence[bytes], num_clients: int) -> list[Recor
     for number, line in enumerate(lines, 1):
         try:
             record = Record.from_dict(_json(path, line, f"line {number}: "))
-            drawn = {*record.participants, *record.dropped}
-            if record.round != number or not drawn <= set(range(num_clients)):
+            drawn = (*record.participants, *record.dropped)
+            if record.round != number or not all(0 <= one < num_clients for one in drawn):
                 raise ValueError("round or participants are not as a run writes them")
         except ValueError as error:
             _damaged(path, f"line {number}: {error}")

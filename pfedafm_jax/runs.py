@@ -19,7 +19,7 @@ from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.engine import setup_devices
 from pfedafm_jax.errors import START_OVER, Interrupted
-from pfedafm_jax.experiment import Experiment, load_data, split
+from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.files import Log, write_atomically
 from pfedafm_jax.methods import chosen_methods, find_method, method_names
 from pfedafm_jax.observers import Observer
@@ -29,6 +29,7 @@ from pfedafm_jax.results import Run, read_run
 from pfedafm_jax.rounds import drive, load
 from pfedafm_jax.settings import bad
 from pfedafm_jax.signals import Signals
+from pfedafm_jax.splits import load_data, split
 from pfedafm_jax.tables import COLUMNS, cells, markdown, over_seeds, table
 from pfedafm_jax.tasks import Task, checkpoint_folder, find_existing
 

@@ -22,6 +22,7 @@ from operator import ge, gt, le, lt
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 
 from pfedafm_jax.errors import PfedafmError
@@ -70,6 +71,13 @@ class MethodSettings:
 def bad(setting: str, value: Any, accepted: str) -> PfedafmError:
     """The error for a bad setting: its name, its value, what is accepted."""
     return PfedafmError(f"{setting} = {value!r} cannot be used; accepted: {accepted}")
+
+
+def whole(setting: str, value: Any, limit: int, accepted: str) -> int:
+    """A whole number from 0 to below the limit, Python's or numpy's; raises for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < limit:
+        raise bad(setting, value, accepted)
+    return int(value)
 
 
 def suggestion(name: object, names: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from pfedafm_jax import kernels
 from pfedafm_jax.checkpoint import Checkpoints
-from pfedafm_jax.checkpoint_files import fitted, name_of, read_clients, read_tree
+from pfedafm_jax.checkpoint_files import fitted, kept, name_of, read_clients, read_tree
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data.augment import normalise
 from pfedafm_jax.data.pictures import Pictures, read_pictures
@@ -30,8 +30,9 @@ from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import Method, make_method, method_names
 from pfedafm_jax.methods.base import Client, Server
 from pfedafm_jax.models import Architecture, describe
+from pfedafm_jax.records import mean
 from pfedafm_jax.results import Run, read_run
-from pfedafm_jax.settings import bad, known
+from pfedafm_jax.settings import bad, known, whole
 from pfedafm_jax.statistics import predict
 from pfedafm_jax.tasks import checkpoint_folder
 from pfedafm_jax.training import EVALUATION_BATCH
@@ -205,7 +206,8 @@ class TrainedRun:
             words = "does not say the shape of its images, as early versions did not"
             raise PfedafmError(f"{str(self.folder)!r} {words}; run its command again")
         self.num_clients = self.config.num_clients
-        kernels.choose(self.config.kernels, log)
+        # Not `native` where a run had it: this may be another machine.
+        kernels.choose("xla" if self.config.kernels == "xla" else "auto", log)
         self._checkpoints = Checkpoints(checkpoint_folder(self.folder), log=log)
         manifest = self._checkpoints.newest()
         if manifest is None:
@@ -234,14 +236,15 @@ class TrainedRun:
         """The next broadcast."""
         key = jax.random.fold_in(jax.random.key(self.config.seed), SERVER_KEY)
         start = jax.device_get(init_server(self.method, key))
-        saved = read_tree(self._part(self.round) / "run").get("server", {})
+        with kept(self._part(self.round)) as folder:
+            saved = read_tree(folder / "run").get("server", {})
         # `relay` is what one client leaves to the next in rounds of the released code.
         return fitted(start, {n: leaf for n, leaf in saved.items() if not n.startswith("relay.")})
 
     def client(self, number: int) -> TrainedClient:
         """One of the clients, 0 to N - 1."""
-        if not isinstance(number, int | np.integer) or not 0 <= number < self.num_clients:
-            raise bad("client", number, f"0 to {self.num_clients - 1}, the clients of this run")
+        accepted = f"0 to {self.num_clients - 1}, the clients of this run"
+        number = whole("client", number, self.num_clients, accepted)
         group = number % len(self.method.architectures)
         architecture = self.method.architectures[group]
         state = self._start(number, group)
@@ -250,14 +253,17 @@ class TrainedRun:
                 f"what client {number} keeps for itself is with its node (its --state), which predict "
                 "and export take as RUN; this run has what clients share"
             )
-        saved = (
-            {name: leaf[row] for name, leaf in states.items()}
-            for part in reversed(self._manifest["parts"])
-            for _, clients, states in read_clients(self._part(part), group)
-            for row in np.flatnonzero(clients == number)
-        )
-        if (last := next(saved, None)) is not None:  # otherwise it has its initial weights
-            state = fitted(state, last)
+        for part in reversed(self._manifest["parts"]):
+            with kept(self._part(part)) as folder:
+                saved = (
+                    {name: leaf[row] for name, leaf in states.items()}
+                    for _, clients, states in read_clients(folder, group)
+                    for row in np.flatnonzero(clients == number)
+                )
+                last = next(saved, None)
+            if last is not None:
+                state = fitted(state, last)
+                break  # otherwise it has its initial weights
         card = self.card(architecture, number)
         return TrainedClient(self.method, architecture, state, self.server, card)
 
@@ -306,7 +312,7 @@ class TrainedRun:
             for name in self.run.predictions:
                 own = name == self.run.predictions[0]
                 rows = self.run.clients[f"all_clients/accuracy{'' if own else '/' + name}"]
-                accuracy[name] = round(float(rows[-1, number]), 6)
+                accuracy[name] = mean(rows[-1:, number])
         of_run = ("best_mean_accuracy", "last_ten_mean_accuracy", "final_all_clients_accuracy")
         return make_card(
             self.method,

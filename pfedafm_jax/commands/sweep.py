@@ -20,7 +20,6 @@ from pfedafm_jax import cli
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.experiment import split
 from pfedafm_jax.files import write_atomically
 from pfedafm_jax.flags import every_setting
 from pfedafm_jax.methods import find_method
@@ -30,6 +29,7 @@ from pfedafm_jax.results import Run
 from pfedafm_jax.runs import run_all
 from pfedafm_jax.settings import bad
 from pfedafm_jax.signals import Signals
+from pfedafm_jax.splits import split
 from pfedafm_jax.tables import markdown, mean_and_deviation, percent
 from pfedafm_jax.tasks import Task, find_existing
 

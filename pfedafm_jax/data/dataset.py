@@ -183,8 +183,9 @@ def dataset_from_arrays(
     largest, num = int(labels.max(initial=-1)), len(labels)
     given = [f"{what} {tuple(v)}" for what, v in (("mean", mean), ("std", std)) if v is not None]
     measured_mean, measured_std = statistics(arrays.train_images)
-    mean = measured_mean if mean is None else tuple(mean)
-    std = measured_std if std is None else tuple(std)
+    mean = measured_mean if mean is None else tuple(map(float, mean))
+    std = measured_std if std is None else tuple(map(float, std))
+    class_names = tuple(map(str, class_names))
     dtypes = [arrays.train_images.dtype, arrays.test_images.dtype]
     if dtypes[0] != np.uint8:
         given.append(str(dtypes[0]))
@@ -201,15 +202,17 @@ def dataset_from_arrays(
         )
     elif num_classes is not None and largest >= num_classes:
         problem = f"label {largest} needs num_classes above {largest}, it is {num_classes}"
-    elif not len(mean) == len(std) == len(measured_mean) or not all(value > 0 for value in std):
-        wanted = f"must have one number per channel ({len(measured_mean)}), std above 0"
+    elif not len(mean) == len(std) == len(measured_mean) or not (
+        np.isfinite(mean).all() and all(0 < value < np.inf for value in std)
+    ):
+        wanted = f"must have one number per channel ({len(measured_mean)}), finite, std above 0"
         problem = f"mean {mean} and std {std} {wanted}"
     classes = largest + 1 if num_classes is None else num_classes
     if not problem and class_names and len(class_names) != classes:
         problem = f"{len(class_names)} class_names for {classes} classes"
     if problem:
         raise PfedafmError(f"dataset {name!r}: {problem}")
-    names = tuple(class_names) or tuple(map(str, range(classes)))
+    names = class_names or tuple(map(str, range(classes)))
     sums = sums_of(arrays)
     train, test = (standardised(part, mean, std) for part in arrays[::2])
     arrays = arrays._replace(train_images=train, test_images=test)

@@ -120,7 +120,7 @@ class Partition:
             read = {part: (content[part], content[f"{part}_sizes"]) for part in PARTS}
             more = {name: content[name].item() for name in ("about", "shared") if name in content}
         for part, (indices, sizes) in read.items():
-            fine = all(a.ndim == 1 and a.dtype.kind == "i" and (a >= 0).all() for a in read[part])
+            fine = all(a.ndim == 1 and a.dtype.kind in "iu" and (a >= 0).all() for a in read[part])
             if not fine or sizes.sum() != len(indices):
                 raise PfedafmError(f"{damaged}: the sizes in {part!r} do not add up")
             parts[part] = tuple(np.split(indices.astype(np.int32), np.cumsum(sizes)))[:-1]

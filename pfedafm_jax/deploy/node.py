@@ -19,10 +19,10 @@ from pfedafm_jax.deploy.states import States
 from pfedafm_jax.deploy.wire import Head, Tree, pack, unpack
 from pfedafm_jax.engine.state import client_start
 from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.experiment import load_data, split
 from pfedafm_jax.files import own_version
 from pfedafm_jax.settings import bad
 from pfedafm_jax.single_client import SingleClient
+from pfedafm_jax.splits import load_data, split
 from pfedafm_jax.trained import Model, make_card, model_of
 
 VISIT = {"settings", "round", "after"}

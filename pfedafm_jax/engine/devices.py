@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from threadpoolctl import threadpool_limits
 
 from pfedafm_jax.errors import reason
-from pfedafm_jax.files import default_cache_dir
+from pfedafm_jax.files import default_cache_dir, read_bytes
 from pfedafm_jax.settings import bad
 
 AXIS = "devices"
@@ -26,18 +26,40 @@ Tree = Any
 
 
 def setup_devices(count: int = 0, cache: bool = True) -> None:
-    """Gives JAX one CPU device per core (or `count`) and a persistent compilation cache.
+    """Gives JAX one CPU device per usable core (or `count`) and a persistent compilation cache.
 
     Call it before anything else uses JAX; the count has no effect later, or on GPUs. One client per
     core is faster than one client on all cores.
     """
     logging.getLogger("jax._src.xla_bridge").addFilter(_without_driver)
     with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", count or os.cpu_count() or 1)
+        jax.config.update("jax_num_cpu_devices", count or usable_cores())
     threadpool_limits(limits=1, user_api="blas")  # LAPACK's threads would compete with devices
     _keep_memory()
     if cache:
         _cache(jax.config.jax_compilation_cache_dir)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def usable_cores() -> int:
+    """The cores that this process may use: Slurm, containers and taskset may give it a few."""
+    known = getattr(os, "sched_getaffinity", None)  # not on macOS
+    return len(known(0)) if known else os.cpu_count() or 1
+
+
+def usable_memory(
+    groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> int:
+    """Bytes of memory that this process may use: the machine's, or the limit of a control group."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    lines = own.read_text().splitlines() if own.exists() else []  # /proc/self/cgroup
+    for _, kinds, name in (line.split(":", 2) for line in lines):
+        if kinds in ("", "memory"):  # version 2, or 1
+            file = "memory.limit_in_bytes" if kinds else "memory.max"
+            place = groups / kinds / name.lstrip("/")
+            for group in (place, *place.parents):
+                with contextlib.suppress(OSError, ValueError):  # not there, or `max`
+                    found.append(int(read_bytes(group / file)))
+    return min(found)
 
 
 def _without_driver(record: logging.LogRecord) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pfedafm_jax.engine.devices import usable_memory
 from pfedafm_jax.errors import StorageError
 from pfedafm_jax.pytrees import num_bytes
 
@@ -92,8 +93,7 @@ class ClientStore:
         self._start_of = start_of
         self.row_bytes = np.array([num_bytes(start) for start in self._starts])
         self.nbytes = int(self.row_bytes @ sizes)  # of all clients together
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        self.on_disk = place == "disk" or (place == "auto" and self.nbytes > memory // 3)
+        self.on_disk = place == "disk" or (place == "auto" and self.nbytes > usable_memory() // 3)
         if self.on_disk:
             self._folder = tempfile.mkdtemp(dir=folder, prefix="clients-")
             # The folder is removed with the store.

@@ -126,6 +126,12 @@ class Method:
         return own or self.aggregation == "median"
 
     @property
+    def counts_missed(self) -> bool:
+        """Whether a client's next visit reports the floats of a broadcast that it did not use,
+        since it dropped out of that round."""
+        return False
+
+    @property
     def shared_parts(self) -> tuple[str, ...]:
         """Parts of a client's state that `shared_update` reads, with the same shapes in all
         architectures; empty: there is no such stage."""

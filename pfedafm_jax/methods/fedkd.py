@@ -155,6 +155,10 @@ class FedKD(PrivateAndShared):
         floats = {"floats_last": jnp.uint32(0), "floats_sent": jnp.uint32(0)}
         return {**super().init_server(key), "round": jnp.float32(0), **floats}
 
+    @property
+    def counts_missed(self) -> bool:
+        return self.settings.coding != "none"
+
     def energy(self, server: Server) -> jax.Array:
         """T(t), the fraction of the squared singular values that coding keeps in this round."""
         progress = jnp.minimum((1.0 + server["round"]) / self.rounds, 1.0)

@@ -1,0 +1,64 @@
+"""The data of a configuration: its dataset, and the clients' shares of it."""
+
+from dataclasses import replace
+
+from pfedafm_jax.config import Config
+from pfedafm_jax.data import Dataset, Partition, load_dataset, make_partition
+from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.files import Log
+
+
+def load_data(config: Config, data_dir: str | None = None, log: Log | None = None) -> Dataset:
+    """The dataset of a configuration; `data_dir` has CIFAR, `log` is called about downloads."""
+    return load_dataset(
+        config.dataset,
+        data_dir,
+        num_classes=config.synthetic_classes,
+        num_samples=config.synthetic_samples,
+        seed=config.seed,
+        image_size=config.image_size,
+        log=log,
+    )
+
+
+def split(config: Config, dataset: Dataset) -> Partition:
+    """The clients' shares of a dataset; raises `PfedafmError` if it is too small."""
+    return _shares(config, dataset).of(slice(config.num_clients))
+
+
+def held_out(config: Config, dataset: Dataset) -> Partition:
+    """The shares of the `held_out_clients` clients, which never take part."""
+    return _shares(config, dataset).of(slice(config.num_clients, None))
+
+
+def _shares(config: Config, dataset: Dataset) -> Partition:
+    config.check(dataset)
+    own, held_out = config.num_clients, config.held_out_clients
+    try:
+        return _among(config, dataset, own + held_out)
+    except PfedafmError as error:
+        if not held_out:
+            raise
+        raise PfedafmError(f"{error}; {own} clients and held_out_clients = {held_out}") from None
+
+
+def _among(config: Config, dataset: Dataset, count: int) -> Partition:
+    if config.partition.endswith(".npz"):
+        found = Partition.load(config.partition).check(len(dataset.images), count)
+        if config.validation_fraction and not any(map(len, found.validation)):
+            found = found.with_validation(dataset.labels, config.validation_fraction, config.seed)
+        return replace(found, about=f"{found.about}, from {config.partition}")
+    return make_partition(
+        dataset.labels,
+        dataset.num_train,
+        count,
+        kind=config.partition,
+        classes_per_client=config.classes_per_client,
+        gamma=config.gamma,
+        protocol=config.protocol,
+        validation_fraction=config.validation_fraction,
+        min_samples=config.min_samples,
+        seed=config.seed,
+        num_classes=dataset.num_classes,
+        users=dataset.users,
+    )
