@@ -135,6 +135,15 @@ def test_clients_are_written_in_blocks(tmp_path, monkeypatch):
     assert_holds(tmp_path, store, 1)
 
 
+def test_clients_that_keep_nothing_are_saved_as_visited(tmp_path):
+    store = ClientStore([{}], np.zeros(3, int))
+    store.write(1, {})
+    save(Checkpoints(tmp_path), store, 1)
+    again = ClientStore([{}], np.zeros(3, int))
+    assert Checkpoints(tmp_path).load(state_of(again)) is not None
+    assert again.visited.tolist() == [False, True, False]
+
+
 def test_saving_goes_on_after_loading(tmp_path):
     store, checkpoints = make_store(), Checkpoints(tmp_path)
     for number in range(1, 4):

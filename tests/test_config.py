@@ -205,6 +205,7 @@ def test_files(tmp_path):
     config = Config.load(path).check()
     assert (config.dataset, config.classes_per_client) == ("cifar100", 10)
     assert (config.pfedafm.mix_fixed, config.rounds) == (0.5, Config().rounds)
+    config = dataclasses.replace(config, dataset='folder:/data/😀 "é"')
     path.write_text(config.toml("what it is\n\nfor"))
     assert Config.load(path) == config and path.read_text().startswith("# what it is\n#\n# for\n")
     assert updated(Config(), tomllib.loads("participation = 1")).check().num_participants == 100

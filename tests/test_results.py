@@ -69,11 +69,11 @@ def test_the_first_rounds_of_a_run_are_a_run_of_that_length(tmp_path):
         np.linspace(0, 0.2, 100).std(), abs=1e-6
     )
     assert [*half.clients["evaluation_rounds"]] == [2]
-    assert (
-        half.clients["visits/accuracy"].shape == (3, 100) and len(half.clients["num_test"]) == 100
-    )
+    assert half.clients["visits/accuracy"].shape == (3, *half.clients["num_test"].shape) == (3, 100)
     assert half.finished and half.name == "pfedafm-seed0"
     assert run.first(4) is run
+    begun = run_by_hand([record(1, loss=1e30), record(2)], tmp_path / "begun", finished=False)
+    assert (begun.first(1).records[0].loss, begun.first(1).summary.rounds) == (1e30, 1)
 
 
 def test_a_run_is_read_back_as_it_was_written(tmp_path):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pfedafm_jax.engine import ClientStore
+from pfedafm_jax.engine.devices import usable_cores, usable_memory
 
 GROUPS = np.array([0, 1, 0, 1, 0])
 
@@ -105,6 +106,22 @@ def test_small_states_stay_in_memory_by_default_and_the_folder_goes_with_the_sto
     del store  # and its folder goes with it
     gc.collect()
     assert not any(tmp_path.iterdir())
+
+
+def test_memory_is_that_of_the_job(tmp_path):
+    """Limits of a group and of those around it, in both versions of control groups."""
+    own, groups = tmp_path / "own", tmp_path / "groups"
+    machine = usable_memory(groups, own)
+    limits = {"slurm/memory.max": "4096", "slurm/job/memory.max": "max"}
+    limits |= {"memory/docker/memory.limit_in_bytes": "2048"}
+    for name, limit in limits.items():
+        (groups / name).parent.mkdir(parents=True, exist_ok=True)
+        (groups / name).write_text(f"{limit}\n")
+    for text, limit in (("0::/slurm/job", 4096), ("1:cpu:/\n4:memory:/docker\n0::/", 2048)):
+        own.write_text(text)
+        assert usable_memory(groups, own) == limit
+    assert usable_memory() <= machine
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
 
 
 @pytest.mark.skipif(

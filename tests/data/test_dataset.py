@@ -2,6 +2,7 @@
 is wrong with it."""
 
 import io
+import json
 import os
 import struct
 import zlib
@@ -247,6 +248,12 @@ def test_own_arrays_grey_of_any_size():
     assert not dataset.images.flags.writeable
     other = dataset_from_arrays("mine", train, np.array([0, 1, 2, 1]), train[:1], np.array([1]))
     assert dataset.digest != other.digest and len(dataset.digest) == 64
+    labels = np.zeros(0, int)
+    names, values = np.unique([30, 20, 10]), np.full(1, 0.25, np.float32)
+    own = {"class_names": names, "mean": values, "std": values}
+    dataset = dataset_from_arrays("mine", train, np.array([0, 1, 2, 0]), train[:0], labels, **own)
+    found = (dataset.class_names, dataset.mean, dataset.std)
+    assert json.loads(json.dumps(found)) == [["10", "20", "30"], [0.25], [0.25]]
     # A channel that is constant has a usable deviation.
     images = np.full((3, 4, 4, 2), 51, np.uint8)
     dataset = dataset_from_arrays("flat", images, np.zeros(3, int), images[:0], np.zeros(0, int))
@@ -265,6 +272,7 @@ def test_own_arrays_grey_of_any_size():
         ({"num_classes": 2, "train_labels": np.array([0, 2])}, "label 2 needs num_classes above 2"),
         ({"mean": (0.5,)}, "one number per channel"),
         ({"std": (0.5, 0.0, 0.5)}, "std above 0"),
+        ({"mean": np.full(3, np.nan)}, "finite"),
     ],
 )
 def test_own_arrays_that_do_not_fit_are_refused(change, message):
