@@ -119,7 +119,7 @@ class Run:
                 arrays[name] = rows[:rounds]
             elif name == "evaluation_rounds" or name.startswith("all_clients/"):
                 arrays[name] = rows[known]
-        records, last = self.records[:rounds], arrays.get("all_clients/accuracy", ())
+        records, last = self.records[:rounds], arrays.get("all_clients/accuracy", np.zeros((0, 0)))
         summary = summarize(records, self.about, last[-1] if len(last) else None)
         return Run(self.about, records, summary, self.finished, arrays=arrays)
 
