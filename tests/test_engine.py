@@ -85,6 +85,12 @@ def test_the_average_is_by_samples_or_uniform_and_not_the_last_client(programs, 
         assert not same(found, own[2])
 
 
+@pytest.mark.parametrize("wrong", [[0, 6], [-1], [2, 2]])
+def test_participants_that_are_none_are_refused(programs, state, wrong):
+    with pytest.raises(PfedafmError, match=r"participants = .* accepted: 0 to 5, each once"):
+        run_round(programs, state, 1, wrong)
+
+
 def poison(state, client):
     """NaN in a client's header."""
     poisoned = state.store.state(client)

@@ -70,6 +70,9 @@ def run_round(
     """
     config = programs.config
     order, dropped = participants_of(config, t, participants)
+    everyone = len(programs.num_train)
+    if len(set(order)) < len(order) or not all(0 <= k < everyone for k in order):
+        raise bad("participants", order, f"0 to {everyone - 1}, each once")
     runs = [[k for k in order if k // config.num_clients == run] for run in range(programs.runs)]
     if programs.method.sees_uploads and max(map(len, runs)) > config.num_participants:
         accepted = f"{config.num_participants} at most, where the server sees single uploads"
