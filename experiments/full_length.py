@@ -245,7 +245,7 @@ def draws(rounds: int, clients: int, size: int) -> list[np.ndarray]:
     """Participants of so many rounds, `[rounds, size]`, drawn many times; the same for every run."""
     draw = np.random.default_rng(0)
     return [
-        draw.random((rounds, clients)).argpartition(size, axis=1)[:, :size].astype(np.uint16)
+        draw.random((rounds, clients)).argpartition(size - 1, axis=1)[:, :size].astype(np.uint16)
         for _ in range(DRAWS)
     ]
 
@@ -261,7 +261,10 @@ def maxima(runs: Sequence[Run]) -> str:
         seen = np.isfinite(visits(run)[part]).any(axis=0)
         clients = np.nanmean(visits(run)[part][:, seen], axis=0)
         size, count = len(run.records[0].participants), run.summary.rounds
-        highest = [clients[picks].mean(axis=1).max() for picks in draws(count, len(clients), size)]
+        highest = [
+            clients[picks].mean(axis=1).max()
+            for picks in draws(count, len(clients), min(size, len(clients)))
+        ]
         row = [f"{best:.2f}", f"{rounds.mean():.2f}", f"{rounds.std(ddof=1):.2f}"]
         rows.append(
             [
@@ -305,6 +308,7 @@ def main(argv: list[str]) -> int:
     out = parser.add_argument("--out", type=Path, default=Path("full_length"), metavar="NAME")
     out.help = "writes NAME.md and NAME.png"
     asked = parser.parse_args(argv)
+    page, image = cli.outputs(asked.out, ".md", ".png")
     runs = [run for run in read_runs(asked.runs) if run.finished]
     if OURS not in {run.config["method"] for run in runs}:
         raise PfedafmError(f"none of {', '.join(asked.runs)} is a finished run of {OURS}")
@@ -334,8 +338,8 @@ def main(argv: list[str]) -> int:
         "The best of the rounds, participants, %": maxima(runs),
     }
     text = "\n".join(f"### {title}\n\n{table}" for title, table in parts.items() if table)
-    write_atomically(asked.out.with_suffix(".md"), text)
-    plots.save(picture(runs), asked.out.with_suffix(".png"))
+    write_atomically(page, text)
+    plots.save(picture(runs), image)
     console.print(text)
     return 0
 

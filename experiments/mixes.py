@@ -89,6 +89,7 @@ def main(argv: list[str]) -> int:
     out = parser.add_argument("--out", type=Path, default=Path("mixes"), metavar="NAME")
     out.help = "writes NAME.md and NAME.png"
     asked = parser.parse_args(argv)
+    page, image = cli.outputs(asked.out, ".md", ".png")
     found = [run for run in read_runs(asked.runs) if run.finished]
     found = [run for run in found if run.config["method"] in (OURS, *CONTROLS)]
     first = min((run.config["seed"] for run in found), default=0)
@@ -111,8 +112,8 @@ def main(argv: list[str]) -> int:
         )
     )
     text = f"### Mixes, {shortest} rounds, %\n\n{accuracies(runs)}\n### Differences, points\n\n{gaps(runs)}"
-    write_atomically(asked.out.with_suffix(".md"), text)
-    plots.save(picture(runs), asked.out.with_suffix(".png"))
+    write_atomically(page, text)
+    plots.save(picture(runs), image)
     console.print(text)
     return 0
 

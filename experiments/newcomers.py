@@ -19,7 +19,7 @@ from pfedafm_jax.files import write_atomically
 from pfedafm_jax.progress import console
 from pfedafm_jax.settings import bad
 from pfedafm_jax.splits import held_out
-from pfedafm_jax.tables import markdown
+from pfedafm_jax.tables import markdown, mean_and_deviation, percent
 
 
 def joined(run: TrainedRun, visits: int, data_dir: str | None) -> np.ndarray:
@@ -74,6 +74,7 @@ def main(argv: list[str]) -> int:
     add("--data-dir", metavar="DIR", help="folder or archive with the dataset")
     add("--out", type=Path, default=Path("newcomers"), metavar="NAME", help="NAME.md, .png, .json")
     asked = parser.parse_args(argv)
+    numbers, page, image = cli.outputs(asked.out, ".json", ".md", ".png")
     found = {}
     for folder in asked.runs:
         run = load_run(folder, console.print)
@@ -87,14 +88,14 @@ def main(argv: list[str]) -> int:
     shown = sorted({0, 1, 2, 5, asked.visits} & set(range(asked.visits + 1)))
     rows = []
     for one in found.values():
-        scores = 100 * np.array(one["accuracies"])
-        cells = [f"{scores[:, v].mean():.2f} ± {scores[:, v].std(ddof=1):.2f}" for v in shown]
+        scores = np.array(one["accuracies"])
+        cells = [percent(*mean_and_deviation(scores[:, v].tolist())) for v in shown]
         rows.append([one["title"], *cells])
     table = markdown(["method", *(f"{v} visit{'s' * (v != 1)}" for v in shown)], rows)
-    write_atomically(asked.out.with_suffix(".json"), json.dumps(found, indent=1) + "\n")
-    write_atomically(asked.out.with_suffix(".md"), table + "\n")
+    write_atomically(numbers, json.dumps(found, indent=1) + "\n")
+    write_atomically(page, table + "\n")
     console.print(table)
-    plots.save(picture(found), asked.out.with_suffix(".png"))
+    plots.save(picture(found), image)
     return 0
 
 

@@ -23,6 +23,7 @@ from pfedafm_jax.observers import Observer, TensorBoard, WeightsAndBiases
 from pfedafm_jax.plugins import load_plugin
 from pfedafm_jax.presets import paper_scale, with_preset
 from pfedafm_jax.progress import clean, console, print_table
+from pfedafm_jax.records import check_writable
 from pfedafm_jax.settings import bad
 from pfedafm_jax.signals import explain_aborts
 
@@ -55,6 +56,14 @@ class Options:
         if self.more.wandb is not None:
             found.append(WeightsAndBiases(self.more.wandb, self.more.fresh, console.print))
         return found
+
+
+def outputs(name: Path, *suffixes: str) -> list[Path]:
+    """Files of this name, `NAME.md` and others, which can be written; checked before the work."""
+    if not name.name or name.is_dir():
+        raise bad("out", str(name), f"a name for files, without {' and '.join(suffixes)}")
+    check_writable(name.parent, "out")
+    return [name.with_name(name.name + suffix) for suffix in suffixes]
 
 
 def guarded(main: Callable[[list[str]], int]) -> NoReturn:

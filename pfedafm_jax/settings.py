@@ -38,7 +38,7 @@ Epochs = Annotated[int, Ge(1), Le(1_000_000)]
 Kind = TypeVar("Kind")
 _KINDS = {
     bool: "true or false", int: "a whole number", float: "a number", str: "a text",
-    tuple: "a tuple of names",
+    tuple: "a list of names",
 }  # fmt: skip
 _LIMITS = {Ge: (" from ", ge), Gt: (" above ", gt), Le: (" to ", le), Lt: (", below ", lt)}
 

@@ -45,7 +45,12 @@ def checkpoint_folder(run_dir: str | Path) -> Path:
 
 
 def find_existing(
-    task: Task, *, fresh: bool = False, longer: bool = False, log: Log = console.print
+    task: Task,
+    *,
+    fresh: bool = False,
+    longer: bool = False,
+    nodes: bool = False,
+    log: Log = console.print,
 ) -> Task:
     """The task, completed by what exists of it; raises early if its folder cannot be used.
 
@@ -54,6 +59,7 @@ def find_existing(
         fresh: start over, whatever exists.
         longer: accept a run that was started with more rounds, and start over one that cannot be
             extended; otherwise both are refused.
+        nodes: clients are elsewhere; a run of the other kind is refused.
         log: called for damaged files that a checkpoint can replace.
     """
     if task.folder is None:
@@ -61,11 +67,16 @@ def find_existing(
     place, config = task.folder, task.config
     saved = {} if fresh else Checkpoints(checkpoint_folder(place)).manifests()
     run = None if fresh else _read(place, bool(saved), log)
+    if run and bool(run.about.get("nodes")) != nodes:
+        words = "a federation's run" if run.about.get("nodes") else "a simulation's run"
+        raise PfedafmError(
+            f"{place} holds {words}, which this command does not go on with; {ELSEWHERE}"
+        )
     stored = ([run.config] if run else []) + [one["config"] for one in saved.values()]
     started = stored[0]["rounds"] if stored else 0
     for settings in stored:
         same = replace(config, rounds=started) if longer else config
-        refuse_others(place, differences(settings, same))
+        refuse_others(place if run else checkpoint_folder(place), differences(settings, same))
     config = replace(config, rounds=max(config.rounds, started)) if longer else config
     task = Task(config, place, "started" if saved else "new", max(saved, default=0), run)
     finished = run.summary.rounds if run and run.finished else 0

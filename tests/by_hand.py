@@ -27,7 +27,14 @@ def record(number, accuracy=0.5, *, everyone=None, floats=1, participants=(0, 1)
 
 
 def run_by_hand(
-    records, folder=None, *, finished=True, last_accuracies=None, visits=None, **settings
+    records,
+    folder=None,
+    *,
+    finished=True,
+    last_accuracies=None,
+    visits=None,
+    nodes=False,
+    **settings,
 ) -> Run:
     """A run with these records; in a folder it is written there and read back.
 
@@ -46,6 +53,7 @@ def run_by_hand(
         "predictions": PREDICTIONS.get(config.method, ["private"]),
         "architectures": list(config.architectures),
     }
+    about |= {"nodes": True} if nodes else {}
     summary = summarize(records, about, last_accuracies, compile_seconds=1.5)
     scores = (
         np.zeros((0, clients)) if last_accuracies is None else np.asarray(last_accuracies)[None]

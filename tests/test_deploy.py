@@ -16,6 +16,7 @@ from pfedafm_jax.deploy.node import Node
 from pfedafm_jax.deploy.roster import Roster, classes_of
 from pfedafm_jax.deploy.server import Federation, Nodes
 from pfedafm_jax.deploy.states import States
+from pfedafm_jax.errors import Interrupted
 from pfedafm_jax.export import readme
 from pfedafm_jax.observers import observed
 from pfedafm_jax.pytrees import num_bytes
@@ -181,6 +182,9 @@ def test_replies_that_cannot_be_are_refused_and_the_round_goes_on(tmp_path):
     least._log, least._where = back, dict(made.nodes._where)
     _, result = least.run_round(made.programs, made.state, 3)
     assert result.info["finite"].sum() == 2 and sorted(result.dropped) == [0, 1]
+    least._stopped, link.away = (lambda: 15), {0, 1, 2, 3}  # SIGTERM, and nobody is there
+    with pytest.raises(Interrupted, match="0 of 2 replies; the same command goes on after round 3"):
+        least.run_round(made.programs, made.state, 4)
 
 
 def test_who_cannot_take_part_is_told_so_before_round_1(tmp_path):

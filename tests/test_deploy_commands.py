@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from by_hand import record, run_by_hand
 
-from pfedafm_jax.commands import certs, node, serve
+from pfedafm_jax.commands import certs, node, run, serve
 from pfedafm_jax.config import Config
 from pfedafm_jax.deploy import address, check_free, needed
 from pfedafm_jax.errors import PfedafmError
@@ -38,6 +38,9 @@ def test_certificates_are_for_their_owner(tmp_path, capsys):
         (["0"], "clients = 0 cannot be used; accepted: 1 to 100000"),
         (["1", "--hosts", "münchen"], "hosts = 'münchen' cannot be used"),
         (["1", "--hosts", ""], "hosts = '' cannot be used; accepted: names and addresses"),
+        (["1", "--hosts", "fl.example.org:18000"], "org:18000' .* without port or https"),
+        (["1", "--hosts", "https://fl.example.org"], "hosts = 'https://fl"),
+        (["1", "--hosts", "a..b"], r"hosts = 'a\.\.b'"),
     ):
         with pytest.raises(PfedafmError, match=said):
             certs.main([*words, *more, "--out", str(tmp_path / "more")])
@@ -60,6 +63,7 @@ def test_the_commands_say_what_they_lack(monkeypatch):
         (serve, ["--absent-timeout", "nan"], "absent_timeout = nan cannot be used"),
         (serve, ["--method", "pfedafm_released"], "method = 'pfedafm_released' cannot be used"),
         (serve, ["--coordinator", "host:1"], "--coordinator is for simulations"),
+        (serve, ["--certs", "nowhere"], "certs = 'nowhere' .* pfedafm certs --clients 100; ca.crt"),
         (serve, ["--min-replies", "0"], "min_replies = 0 cannot be used; accepted: 1 to 10"),
         (serve, ["--min-replies", "11"], "min_replies = 11 cannot be used; accepted: 1 to 10"),
         (node, ["--server", "far:18000"], "server = 'far:18000' .* accepted: 127"),
@@ -116,8 +120,14 @@ def test_a_node_ends_as_the_server_says_and_writes_for_its_owner_alone(
 def test_a_finished_federation_is_left_alone_and_waits_for_nobody(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pfedafm_jax.deploy.flower", SimpleNamespace())  # not asked
     settings = Config.load("hetero_cifar10").as_dict() | {"rounds": 2}
-    run_by_hand([record(1), record(2, 0.75)], tmp_path / "run", **settings)
+    run_by_hand([record(1), record(2, 0.75)], tmp_path / "run", nodes=True, **settings)
     assert serve.main(["--rounds", "2", "--run-dir", str(tmp_path / "run")]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "is finished already" in said and "75.00 % round 2" in said
     assert not (tmp_path / "run" / "nodes.json").exists()
+    with pytest.raises(PfedafmError, match="holds a federation's run"):
+        run.main(["--rounds", "2", "--run-dir", str(tmp_path / "run")])
+    run_by_hand([record(1), record(2, 0.75)], tmp_path / "other", **settings)
+    with pytest.raises(PfedafmError, match="holds a simulation's run"):
+        serve.main(["--rounds", "3", "--run-dir", str(tmp_path / "other")])
+    assert not (tmp_path / "other" / "flower").exists()

@@ -21,6 +21,19 @@ def test_the_results_page_has_the_tables_that_the_command_makes(tmp_path):
     assert [table for table in tables if table.startswith("|") and table.strip() not in page] == []
 
 
+def test_everybody_may_take_part_and_names_may_have_dots(tmp_path):
+    picks = full_length.draws(3, 6, 6)[0]
+    assert np.array_equal(np.sort(picks, axis=1), [range(6)] * 3)
+    folder = str(RESULTS / "hetero_cifar10-n100")
+    for name in (".", str(tmp_path)):
+        with pytest.raises(
+            PfedafmError, match=r"out = .* cannot be used; accepted: a name for files"
+        ):
+            full_length.main([folder, "--out", name])
+    full_length.main([folder, "--out", str(tmp_path / "v1.2")])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["v1.2.md", "v1.2.png"]
+
+
 def test_stretches_without_an_evaluation_of_all_clients_have_a_dash(tmp_path):
     folder = RESULTS / "hetero_cifar10-n100"  # 40 rounds, evaluated every ten
     full_length.main([str(folder), "--out", str(tmp_path / "found")])

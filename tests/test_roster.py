@@ -10,6 +10,7 @@ from pfedafm_jax.config import Config
 from pfedafm_jax.deploy.roster import Roster, classes_of, stand_in
 from pfedafm_jax.deploy.server import Nodes
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.records import digest
 
 CLASSES = ["cat", "dog"]
 HELLO = {"image_shape": [4, 4, 1], "dtype": "uint8", "classes": CLASSES, "architecture": None,
@@ -103,6 +104,15 @@ def test_where_all_have_one_network_it_is_the_shared_one(tmp_path):
     assert made.nodes[0]["architecture"] == "dense_b"
 
 
+def test_a_roster_that_was_changed_is_named(tmp_path):
+    made = roster(tmp_path, clients=1)
+    made.admit(0, HELLO)
+    path = tmp_path / "nodes.json"
+    path.write_text(path.read_text().replace("0.5", "0.9"))
+    with pytest.raises(PfedafmError, match=r"nodes\.json is damaged \(it has changed since"):
+        roster(tmp_path, clients=1)
+
+
 @pytest.mark.parametrize("content", ["", "[1]", "{}", '{"nodes": []}', '{"nodes": {"a": 1}}', '{"nodes": {}}',
                                      '{"nodes": {}, "classes": 2}',
                                      '{"nodes": {}, "classes": ["cat", "dog"]}'])  # fmt: skip
@@ -115,7 +125,7 @@ def test_a_damaged_roster_is_named(content, tmp_path):
 def test_a_roster_of_other_classes_is_not_taken_for_this_ones(tmp_path):
     kept = dict.fromkeys(("federation", "image_shape", "dtype", "mean", "std"), "")
     kept |= {"nodes": {}, "classes": ["cat", "cow"]}
-    (tmp_path / "nodes.json").write_text(json.dumps(kept))
+    (tmp_path / "nodes.json").write_text(json.dumps(kept | {"sha256": digest(kept)}))
     with pytest.raises(PfedafmError, match=r"classes = 'cat,dog' .*accepted: cat,cow"):
         roster(tmp_path)
 

@@ -74,6 +74,8 @@ def test_a_grid_that_makes_no_sense_is_refused(words):
         (["--grid", "batch_size=64,none"], "batch_size = 'none'"),
         (["--grid", "batch_size=64,0"], "batch_size = 0"),
         (["--grid", "fd.gama=1"], "unknown setting fd.gama"),
+        (["--grid", "fd.gamma=1,2"], r"grid = 'fd\.gamma' .* with --method fd"),
+        (["--grid", "gamma=1,2"], "grid = 'gamma' .* with --partition dirichlet"),
         (["--seeds", "a"], "seeds = 'a'"),
         (["--coordinator", "host:1"], "a sweep is run by one process"),
     ],
@@ -96,6 +98,12 @@ def test_validation_data_take_the_place_of_test_data_which_are_in_no_part():
         assert len(found.test[client]) > 0
         seen = np.concatenate([found.train[client], found.test[client], found.validation[client]])
         assert not np.isin(seen, np.concatenate(whole.test)).any()
+
+
+def test_values_that_differ_have_different_folders():
+    values = [0.01234561, 0.01234562, 0.01, 10.0, 1e-5, 64, None, True]
+    texts = ["0.01234561", "0.01234562", "0.01", "10", "1e-05", "64", "None", "True"]
+    assert list(map(grid.shown, values)) == texts
 
 
 def test_the_best_mean_over_seeds_is_chosen_and_a_diverged_setting_never():
@@ -141,7 +149,7 @@ def test_the_command_chooses_goes_on_and_leaves_a_configuration(tmp_path, capsys
     monkeypatch.setattr(plots, "draw_all", lambda *arguments: None)  # each run's own, seconds each
     folder = tmp_path / "sweep"
     settings = {"method": "standalone", "run_dir": folder, "rounds": 2}
-    settings["grid"] = "learning_rate=0.000001,0.1"
+    settings |= {"grid": "learning_rate=0.000001,0.1", "validation_fraction": 0.1}
     assert sweep(**settings) == 0
     content = json.loads((folder / "sweep.json").read_text())
     assert [entry["point"]["learning_rate"] for entry in content] == [0.1, 1e-6]

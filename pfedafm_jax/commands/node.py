@@ -57,6 +57,7 @@ def main(argv: list[str]) -> int:
     with node.states.locked():
         console.print(f"client {node.client}, server {asked.server}, state in {node.states.place}")
         place = node.states.place / "flower"
+        console.print(f"it waits for the server, however long; {place}/supernode.log is Flower's")
         flower.answer_forever(asked.server, authority, key, place, node, console.print)
     if node.left:
         raise PfedafmError(node.left)

@@ -6,6 +6,7 @@ from pathlib import Path
 from pfedafm_jax import plots
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.progress import console, print_table
+from pfedafm_jax.records import check_writable
 from pfedafm_jax.results import differing, grouped, labels, read_runs
 from pfedafm_jax.settings import bad
 from pfedafm_jax.tables import COLUMNS, cells, means
@@ -32,6 +33,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if asked.out.suffix.lower() not in FORMATS or not fine:
         accepted = f"a file in a folder that exists, its name ending in {', '.join(FORMATS)}"
         raise bad("out", str(asked.out), accepted)
+    check_writable(asked.out.absolute().parent, "out")
     return asked
 
 

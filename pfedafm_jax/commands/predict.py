@@ -52,8 +52,8 @@ def main(argv: list[str]) -> int:
     add("--out", type=Path, metavar="FILE", help="y.npz or y.csv; otherwise a few are shown")
     asked = parser.parse_args(argv)
     if asked.out is not None:
-        if asked.out.suffix not in (".npz", ".csv"):
-            raise bad("out", str(asked.out), "a name that ends in .npz or .csv")
+        if asked.out.suffix not in (".npz", ".csv") or asked.out.is_dir():
+            raise bad("out", str(asked.out), "a file whose name ends in .npz or .csv")
         check_writable(asked.out.parent, "out")
     client = chosen(asked)
     start = time.perf_counter()

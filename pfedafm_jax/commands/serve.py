@@ -59,10 +59,18 @@ def serve(argv: list[str], link: Any = None) -> None:
     if not 1 <= least <= most:
         raise bad("min_replies", least, f"1 to {most}, the participants of a round")
     where = address("listen", more.listen, more.certs)
+    if more.certs is not None:
+        last = f"nodes/client-{config.num_clients - 1}.pub"
+        for name in ("ca.crt", "server.crt", "server.key", last):
+            if not (Path(more.certs) / name).is_file():
+                accepted = (
+                    f"a folder of pfedafm certs --clients {config.num_clients}; {name} is missing"
+                )
+                raise bad("certs", more.certs, accepted)
     flower = needed("flower")
     with Signals() as signals, contextlib.ExitStack() as open_:
         shared = options.start(1)
-        task = find_existing(Task(config, options.run_dir), fresh=more.fresh)
+        task = find_existing(Task(config, options.run_dir), fresh=more.fresh, nodes=True)
         nodes = federation = None
         if task.state != "done":
             if link is None:
@@ -78,7 +86,8 @@ def serve(argv: list[str], link: Any = None) -> None:
                 link = open_.enter_context(opened)
                 console.print(f"nodes may come to {more.listen}; {place}/superlink.log is Flower's")
             limits = {"seconds": more.round_timeout, "patience": more.absent_timeout}
-            nodes = Nodes(link, roster, console.print, least=least, **limits)
+            stopped = {"stopped": lambda: signals.received}
+            nodes = Nodes(link, roster, console.print, least=least, **stopped, **limits)
             nodes.gather()
             federation = Federation(config, nodes)
         run_all([task], experiment=federation, signals=signals, **shared)

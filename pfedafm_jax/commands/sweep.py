@@ -25,7 +25,7 @@ from pfedafm_jax.flags import every_setting
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.progress import console, print_table
 from pfedafm_jax.records import check_writable
-from pfedafm_jax.results import Run
+from pfedafm_jax.results import MATTERS_IF, Run
 from pfedafm_jax.runs import run_all
 from pfedafm_jax.settings import bad
 from pfedafm_jax.signals import Signals
@@ -72,6 +72,16 @@ def parse_grid(words: Sequence[str]) -> Grid:
     return grid
 
 
+def _check_matters(name: str, grid: Grid, config: Config) -> None:
+    """Raises if all values of a setting would give the same run."""
+    prefix, dot, _ = name.partition(".")
+    other, value = MATTERS_IF.get(name, ("method", prefix if dot else config.method))
+    if other not in grid and name in every_setting() and getattr(config, other) != value:
+        flag = other.replace("_", "-")
+        accepted = f"settings that matter here: {name} does so with --{flag} {value}"
+        raise bad("grid", name, accepted)
+
+
 def points(grid: Grid) -> list[Point]:
     """All combinations, the last setting changing fastest."""
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
@@ -81,7 +91,8 @@ def shown(value: Any) -> str:
     """A value in a table and in a folder's name."""
     if isinstance(value, tuple):
         return "+".join(value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    return short if str(value) == short or float(short) == value else str(value)
 
 
 def label(point: Point) -> str:
@@ -178,6 +189,8 @@ def main(argv: list[str]) -> int:
     if more.coordinator is not None:
         raise bad("coordinator", more.coordinator, "nothing: a sweep is run by one process")
     grid = parse_grid(more.grid) if more.grid else paper_grid(given.method)
+    for name in grid:
+        _check_matters(name, grid, given)
     seeds = cli.seeds(more.seeds) or [given.seed]
     base = options.run_dir if more.run_dir else Path("runs") / f"sweep-{options.name}"
     held_out = given.validation_fraction or HELD_OUT
@@ -199,5 +212,6 @@ def main(argv: list[str]) -> int:
     scores = [scored(point, list(itertools.islice(runs, len(seeds)))) for point in points(grid)]
     named = ", ".join(map(str, seeds))
     part = f"{100 * held_out:g} % of each client's training data, seeds {named}"
+    given = replace(given, validation_fraction=0.0)  # what is chosen trains on all of it
     write(base, given, ranked(scores), f"Evaluated on {part}, by\n\n    {options.command}")
     return 0

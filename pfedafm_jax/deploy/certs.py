@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -98,6 +99,9 @@ def _name(host: str) -> x509.GeneralName:
     with contextlib.suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(host))
     with contextlib.suppress(ValueError):
-        if host:
+        if re.fullmatch(r"[^\W_][\w-]*(\.[^\W_][\w-]*)*", host):
             return x509.DNSName(host)
-    raise bad("hosts", host, "names and addresses, such as 192.168.1.5")
+    accepted = (
+        "names and addresses, such as 192.168.1.5 and fl.example.org, without port or https://"
+    )
+    raise bad("hosts", host, accepted)

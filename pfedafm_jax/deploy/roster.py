@@ -16,6 +16,7 @@ from pfedafm_jax.deploy.wire import Head
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.files import read_bytes, write_atomically
 from pfedafm_jax.methods import find_method
+from pfedafm_jax.records import digest
 from pfedafm_jax.settings import bad
 
 DTYPES = ("uint8", "float32", "int32")  # of a `Dataset`
@@ -51,6 +52,8 @@ class Roster:
         if path.exists():
             try:
                 kept = json.loads(read_bytes(path))
+                if kept.pop("sha256", None) != digest(kept):
+                    raise ValueError("it has changed since it was written")
                 self.nodes = {int(client): one for client, one in kept.pop("nodes").items()}
                 self.about, names = kept, list(map(str, kept["classes"]))
                 known = ("federation", "image_shape", "dtype", "mean", "std")
@@ -123,7 +126,8 @@ class Roster:
             square = np.average(deviations**2 + means**2, 0, shares)
             common = mean.tolist(), np.sqrt(np.maximum(square - mean**2, 1e-5)).tolist()
         self.about |= {"mean": list(common[0]), "std": list(common[1])}
-        text = json.dumps({**self.about, "nodes": self.nodes}, indent=2)
+        known = {**self.about, "nodes": {str(client): one for client, one in self.nodes.items()}}
+        text = json.dumps(known | {"sha256": digest(known)}, indent=2)
         write_atomically(self._path, text + "\n")
 
 

@@ -23,6 +23,7 @@ from pfedafm_jax.engine.compile import shapes_of
 from pfedafm_jax.engine.round import aggregate, calls_of, participants_of
 from pfedafm_jax.engine.state import start_number
 from pfedafm_jax.engine.visit import StageResult, Totals, added, totals_of, work
+from pfedafm_jax.errors import Interrupted
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.methods import Method
 from pfedafm_jax.pytrees import num_bytes
@@ -51,11 +52,13 @@ class Nodes:
         seconds: float = 600.0,
         patience: float = 60.0,
         least: int = 1,
+        stopped: Callable[[], int | None] = lambda: None,  # the signal, if one was received
     ):
         self.roster, self.config = roster, roster.config
         self.last = np.zeros(self.config.num_clients, int)
         self._link, self._log = link, log
         self._seconds, self._patience, self._least = seconds, patience, least
+        self._stopped = stopped
         self._where: dict[int, Place] = {}  # where each client is
         self._greeted: dict[Place, str] = {}  # by which question; empty: it was answered
         self._looked = 0.0
@@ -232,6 +235,9 @@ class Nodes:
             self._ask(self._heads(programs, asked, "visit", t), body, accept)
             if len(numbers) >= least:
                 break
+            if (number := self._stopped()) is not None:
+                words = f"stopped in round {t}, which had {len(numbers)} of {least} replies"
+                raise Interrupted(f"{words}; the same command goes on after round {t - 1}", number)
             self._log(f"round {t}: {len(numbers)} replies, {least} are needed: it is repeated")
             time.sleep(1.0)
         self.last[list(numbers)] = t
