@@ -92,6 +92,8 @@ def main(argv: list[str]) -> int:
         if name not in ITEMS:
             raise bad("item", name, known(name, [*ITEMS, "all"]))
     study = study_of(asked)
+    if asked.devices < 0:
+        raise bad("devices", asked.devices, "0 (all) or more")
     setup_devices(asked.devices)
     if not (asked.list or asked.only_finished):
         check_writable(study.base)

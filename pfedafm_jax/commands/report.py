@@ -16,7 +16,7 @@ def main(argv: list[str], published: Published | None = None) -> int:
     for run in write_report(options.runs, options.out, published):
         score, done = run.summary.best_mean_accuracy, len(run.records)
         state = "" if run.finished else f", unfinished: {done} of {run.config['rounds']} rounds"
-        best = "no rounds yet" if score is None else f"best mean of participants {percent(score)} %"
+        best = "no accuracy" if score is None else f"best mean of participants {percent(score)} %"
         console.print(f"{run.folder}: {run.title}, {best}{state}")
     console.print(f"  {options.out}")
     return 0
