@@ -37,10 +37,11 @@ KNOBS = {
 Entry = dict[str, Any]  # method, rate, knob (a value), accuracy, commit
 
 
-def usual(method: str) -> tuple[float, Any]:
-    """The rate that a method's runs have, and the default of its knob."""
+def usual(method: str) -> tuple[float, Any, Any]:
+    """The rate and the knob that a method's runs have, and the knob's default."""
     config = updated(Config.load("hetero_cifar10"), {"method": method})
-    return config.rate, flat(config.as_dict())[KNOBS[method]]
+    own, default = flat(config.as_dict()), flat(Config(method=method).as_dict())
+    return config.rate, own[KNOBS[method]], default[KNOBS[method]]
 
 
 def entry(run: Run) -> Entry:
@@ -54,9 +55,10 @@ def entry(run: Run) -> Entry:
 
 
 def by_value(entries: Sequence[Entry], method: str, axis: str) -> dict[float, str]:
-    """A method's accuracies by `rate` or `knob`, the other as its runs have it; the best is bold."""
-    rate, knob = usual(method)
-    fixed, value = ("knob", knob) if axis == "rate" else ("rate", rate)
+    """A method's accuracies by `rate`, its knob at the default, or by `knob`, at the rate used; the
+    best is bold."""
+    rate, _, default = usual(method)
+    fixed, value = ("knob", default) if axis == "rate" else ("rate", rate)
     own = {
         one[axis]: one["accuracy"] or 0.0
         for one in sorted(entries, key=lambda one: one[axis])
