@@ -183,7 +183,8 @@ def test_a_bare_config_is_hetero_cifar10_with_one_learning_rate_for_all_methods(
     rates = {one.method: one.learning_rate for one in named.settings}
     low = dict.fromkeys(("fml", "fedkd", "fedapen"), 0.005)
     assert rates == low | dict.fromkeys(("fedper", "fd", "standalone", "lg_fedavg"), 0.01)
-    assert updated(named, {"learning_rate": 0.02}) == Config()
+    assert named.fml.alpha == 0.75
+    assert updated(named, {"learning_rate": 0.02, "fml.alpha": 0.5}) == Config()
 
 
 def test_every_named_configuration_and_preset_is_good():

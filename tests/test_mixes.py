@@ -26,3 +26,11 @@ def test_runs_that_differ_otherwise_are_refused(tmp_path):
     run_by_hand([record(1)], tmp_path / "other", method="fedper")
     with pytest.raises(PfedafmError, match=r"these differ in crop, flip$"):
         run(tmp_path, FULL / "pfedafm-seed0", tmp_path / "other")
+
+
+def test_the_results_page_has_the_tables_that_the_command_makes(tmp_path):
+    run(tmp_path, FULL, FULL.with_name("hetero_cifar10-n100-mix0"))
+    page = (FULL.parents[1] / "README.md").read_text()
+    tables = (tmp_path / "found.md").read_text().split("\n\n")
+    assert [table for table in tables if table.startswith("|") and table.strip() not in page] == []
+    assert (tmp_path / "found.png").stat().st_size > 10_000
