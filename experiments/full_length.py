@@ -9,7 +9,7 @@ client as the unit, over its visits and evaluations, if nothing else is said.
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -113,16 +113,15 @@ def differences(runs: Sequence[Run]) -> str:
     return markdown([*heads, "the other − Standalone, all clients, late"], rows)
 
 
-def by_stretch(runs: Sequence[Run]) -> str:
-    """pFedAFM minus each other over all clients, in every part of the run."""
-    ours = next(run for run in runs if run.config["method"] == OURS)
+def by_stretch(ours: Run, runs: Sequence[Run], name: Callable[[Run], str]) -> str:
+    """One run minus each other over all clients, paired by client, in every part of the run."""
     parts = list(stretches(ours))
     rows = []
     for run in runs:
         if run is not ours:
             gap = everyone(ours) - everyone(run)
             cells = [with_error(gap[evaluations]) for _, evaluations in parts]
-            rows.append([f"pFedAFM − {run.title}", *cells])
+            rows.append([f"{name(ours)} − {name(run)}", *cells])
     return markdown(["all clients, points", *(label(rows) for rows, _ in parts)], rows)
 
 
@@ -130,10 +129,8 @@ def targets(runs: Sequence[Run]) -> str:
     """When the target is reached: by one round's participants, those of ten rounds, all clients."""
     rows = []
     for run in runs:
-        target, rounds = (
-            100 * (run.summary.target_accuracy or 1.0),
-            run.clients["evaluation_rounds"],
-        )
+        target = 100 * (run.summary.target_accuracy or 1.0)
+        rounds = run.clients["evaluation_rounds"]
         one = 100 * run.per_round()["mean_accuracy"].to_numpy()
         ten = np.convolve(one, np.ones(10) / 10, "valid")
         reached = [
@@ -142,10 +139,9 @@ def targets(runs: Sequence[Run]) -> str:
         ]
         reached.append(rounds[everyone(run).mean(axis=1) >= target])
         cells = [str(found[0]) if len(found) else "–" for found in reached]
-        spent = (
-            [record.flops for record in run.records[: reached[-1][0]]] if len(reached[-1]) else []
-        )
-        rows.append([run.title, *cells, human(sum(spent)) if spent else "–"])
+        until = reached[-1][0] if len(reached[-1]) else 0
+        spent = sum(record.flops for record in run.records[:until])
+        rows.append([run.title, *cells, human(spent) if until else "–"])
     heads = ["method", "one round's participants", "mean of ten rounds", "all clients"]
     return markdown([*heads, "FLOPs until all clients"], rows)
 
@@ -227,15 +223,9 @@ def by_clients(ours: Run, runs: Sequence[Run]) -> str:
     (_, first), *_, (_, last) = stretches(ours)
     rows = []
     for name, own in groups.items():
-        row = [
-            name,
-            str(own.sum()),
-            with_error(gain[first][:, own]),
-            with_error(gain[last][:, own]),
-        ]
-        rows.append(
-            row + [with_error((late_clients(ours) - late_clients(run))[own]) for run in controls]
-        )
+        row = [name, str(own.sum()), *(with_error(gain[p][:, own]) for p in (first, last))]
+        row += [with_error((late_clients(ours) - late_clients(run))[own]) for run in controls]
+        rows.append(row)
     heads = ["clients", "number", "mixed − small, first fifth", "mixed − small, late"]
     return markdown([*heads, *(f"pFedAFM − {run.title}, late" for run in controls)], rows)
 
@@ -300,18 +290,31 @@ def picture(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        "experiments/full_length.py", description=(__doc__ or "").split("\n")[0], allow_abbrev=False
-    )
+def finished(argv: list[str], script: str, about: str | None) -> tuple[list[Run], Path]:
+    """The finished runs that a command names, and the name of its output."""
+    parser = argparse.ArgumentParser(f"experiments/{script}.py", allow_abbrev=False)
+    parser.description = (about or "").split("\n")[0]
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of finished runs")
-    out = parser.add_argument("--out", type=Path, default=Path("full_length"), metavar="NAME")
-    out.help = "writes NAME.md and NAME.png"
+    words = "writes NAME.md and NAME.png"
+    parser.add_argument("--out", type=Path, default=Path(script), metavar="NAME", help=words)
     asked = parser.parse_args(argv)
-    page, image = cli.outputs(asked.out, ".md", ".png")
-    runs = [run for run in read_runs(asked.runs) if run.finished]
+    cli.outputs(asked.out, ".md", ".png")  # checked before the work
+    return [run for run in read_runs(asked.runs) if run.finished], asked.out
+
+
+def write(tables: dict[str, str], figure: Figure, out: Path) -> None:
+    """Tables by their titles, as a page and in the terminal, and a picture."""
+    page, image = cli.outputs(out, ".md", ".png")
+    text = "\n".join(f"### {title}\n\n{table}" for title, table in tables.items() if table)
+    write_atomically(page, text)
+    plots.save(figure, image)
+    console.print(text)
+
+
+def main(argv: list[str]) -> int:
+    runs, out = finished(argv, "full_length", __doc__)
     if OURS not in {run.config["method"] for run in runs}:
-        raise PfedafmError(f"none of {', '.join(asked.runs)} is a finished run of {OURS}")
+        raise PfedafmError(f"no finished run is one of {OURS}")
     lengths = {run.summary.rounds for run in runs}
     if len(lengths) > 1 or min(lengths) < 2 * STRETCHES:
         found = ", ".join(f"{run.name}: {run.summary.rounds}" for run in runs)
@@ -329,7 +332,7 @@ def main(argv: list[str]) -> int:
     parts = {
         "Accuracies, %": accuracies(runs),
         "Differences, points": differences(runs),
-        "Differences by part of the run, points": by_stretch(runs),
+        "Differences by part of the run, points": by_stretch(ours, runs, lambda run: run.title),
         "Several seeds, %": over_seeds(everything),
         "Rounds until the target": targets(runs),
         "Before and after the average: the same clients, second half, %": averaging(runs),
@@ -337,10 +340,7 @@ def main(argv: list[str]) -> int:
         "What mixing adds by clients: all clients, points": by_clients(ours, runs),
         "The best of the rounds, participants, %": maxima(runs),
     }
-    text = "\n".join(f"### {title}\n\n{table}" for title, table in parts.items() if table)
-    write_atomically(page, text)
-    plots.save(picture(runs), image)
-    console.print(text)
+    write(parts, picture(runs), out)
     return 0
 
 

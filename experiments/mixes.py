@@ -2,23 +2,30 @@
 
     python experiments/mixes.py experiments/results/full_length/hetero_cifar10-n100*
 
-compares the runs of pFedAFM in these folders, and those of FedPer and FedRep, over the rounds that
-all have, those of the lowest seed: a run of pFedAFM does not know its length, so that the first rounds of a longer one are
-those of a shorter one. `late`, ± and the parts of a run are those of `full_length.py`.
+compares the runs of pFedAFM in these folders, and those of FedPer and FedRep, of the lowest seed
+and over the rounds that all have: these methods do not know their length, so that the first rounds
+of a longer run are those of a shorter one. `late`, ± and the parts of a run are those of
+`full_length.py`.
 """
 
-import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
-from full_length import CONTROLS, OURS, everyone, label, stretches, visits, with_error
+from full_length import (
+    CONTROLS,
+    OURS,
+    STRETCHES,
+    by_stretch,
+    everyone,
+    finished,
+    stretches,
+    visits,
+    write,
+)
 from matplotlib.figure import Figure
 
-from pfedafm_jax import PfedafmError, cli, figures, plots
-from pfedafm_jax.files import write_atomically
-from pfedafm_jax.progress import console
-from pfedafm_jax.results import Run, differing, read_runs
+from pfedafm_jax import PfedafmError, cli, figures
+from pfedafm_jax.results import Run, differing
 from pfedafm_jax.tables import markdown, percent
 
 USUAL = "trained from 1"
@@ -50,19 +57,6 @@ def accuracies(runs: Sequence[Run]) -> str:
     return markdown([*heads, "large alone", "mean mix, late"], rows)
 
 
-def gaps(runs: Sequence[Run]) -> str:
-    """The usual mix minus each other over all clients, paired by client, in each part of the run."""
-    usual = next(run for run in runs if name_of(run) == USUAL)
-    parts = list(stretches(usual))
-    rows = []
-    for run in runs:
-        if run is not usual:
-            gap = everyone(usual) - everyone(run)
-            cells = [with_error(gap[evaluations]) for _, evaluations in parts]
-            rows.append([f"{USUAL} − {name_of(run)}", *cells])
-    return markdown(["all clients, points", *(label(rows) for rows, _ in parts)], rows)
-
-
 def picture(runs: Sequence[Run]) -> Figure:
     """All clients by round."""
     figure, axes = figures.plain_figure()
@@ -82,15 +76,7 @@ def picture(runs: Sequence[Run]) -> Figure:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        "experiments/mixes.py", description=(__doc__ or "").split("\n")[0], allow_abbrev=False
-    )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of finished runs")
-    out = parser.add_argument("--out", type=Path, default=Path("mixes"), metavar="NAME")
-    out.help = "writes NAME.md and NAME.png"
-    asked = parser.parse_args(argv)
-    page, image = cli.outputs(asked.out, ".md", ".png")
-    found = [run for run in read_runs(asked.runs) if run.finished]
+    found, out = finished(argv, "mixes", __doc__)
     found = [run for run in found if run.config["method"] in (OURS, *CONTROLS)]
     first = min((run.config["seed"] for run in found), default=0)
     runs = [run for run in found if run.config["seed"] == first]
@@ -99,11 +85,13 @@ def main(argv: list[str]) -> int:
         raise PfedafmError(
             f"one run of each mix is compared, {USUAL!r} among them; there are: {', '.join(names)}"
         )
-    unlike = {name for name in differing(runs) if "." not in name} - {"method", "learning_rate"}
+    unlike = {name for name in differing(runs) if "." not in name} - {"method"}
     if unlike:
         words = ", ".join(sorted(unlike))
         raise PfedafmError(f"runs that differ in their mixes are compared; these differ in {words}")
     shortest = min(len(run.records) for run in runs)
+    if shortest < 2 * STRETCHES:
+        raise PfedafmError(f"runs have {2 * STRETCHES} rounds or more here; one has {shortest}")
     runs = [run.first(shortest) for run in runs]
     runs.sort(
         key=lambda run: (
@@ -111,10 +99,10 @@ def main(argv: list[str]) -> int:
             -(run.summary.final_all_clients_accuracy or 0),
         )
     )
-    text = f"### Mixes, {shortest} rounds, %\n\n{accuracies(runs)}\n### Differences, points\n\n{gaps(runs)}"
-    write_atomically(page, text)
-    plots.save(picture(runs), image)
-    console.print(text)
+    usual = next(run for run in runs if name_of(run) == USUAL)
+    parts = {f"Mixes, {shortest} rounds, %": accuracies(runs)}
+    parts["Differences, points"] = by_stretch(usual, runs, name_of)
+    write(parts, picture(runs), out)
     return 0
 
 

@@ -24,7 +24,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_compilation_cache_dir", str(default_cache_dir() / "compiled"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
-# The older code generator, which compiles in half the time; commands that tests start have the usual one.
+# XLA's older code generator, which compiles in half the time. Commands that tests start have the
+# usual one.
 QUICKLY_COMPILED = "--xla_cpu_use_fusion_emitters=false"
 
 FEATURES = 12
