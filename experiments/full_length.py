@@ -9,13 +9,14 @@ client as the unit, over its visits and evaluations, if nothing else is said.
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 from paper import numbers
+from paper.by_client import STRETCHES, everyone, late_clients, span, stretches, visits, with_error
 from scipy import stats  # comes with JAX, which needs it
 
 from pfedafm_jax import PfedafmError, cli, figures, plots
@@ -27,46 +28,7 @@ from pfedafm_jax.tables import human, markdown, mean_and_deviation, percent
 OURS = "pfedafm"
 CONTROLS = "fedper", "fedrep"  # a shared extractor, headers of their own, and nothing else
 CHOSEN = "method", "seed", "learning_rate", "weight_decay"  # may differ, beside methods' own
-STRETCHES = 5  # parts of a run: the last has the late rounds
 DRAWS = 1000  # of as many rounds as a run has, to see what a maximum over rounds is worth
-
-
-def visits(run: Run, prediction: str = "") -> np.ndarray:
-    """Accuracy in percent of a client right after a visit, NaN without one: `[rounds, clients]`."""
-    return 100 * run.clients[f"visits/accuracy{prediction and '/'}{prediction}"]
-
-
-def everyone(run: Run, prediction: str = "") -> np.ndarray:
-    """Accuracy in percent when all clients were evaluated: `[evaluations, clients]`."""
-    return 100 * run.clients[f"all_clients/accuracy{prediction and '/'}{prediction}"]
-
-
-def stretches(run: Run) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The parts of a run: the rows of `visits` and those of `everyone` in each."""
-    for rows in np.array_split(np.arange(run.summary.rounds), STRETCHES):
-        yield rows, np.flatnonzero(np.isin(run.clients["evaluation_rounds"], rows + 1))
-
-
-def label(rows: np.ndarray) -> str:
-    return f"{rows[0] + 1} to {rows[-1] + 1}"
-
-
-def late_clients(run: Run) -> np.ndarray:
-    """Each client's accuracy in percent, mean over the late evaluations of all: `[clients]`."""
-    *_, (_, evaluations) = stretches(run)
-    return everyone(run)[evaluations].mean(axis=0)
-
-
-def with_error(values: np.ndarray) -> str:
-    """Mean of what is finite, and its standard error if clients, the last axis, are the units."""
-    values = np.atleast_2d(values)
-    known = np.isfinite(values)
-    if not known.any():
-        return "–"
-    mean, units = values[known].mean(), known.any(axis=0).sum()
-    of_clients = np.where(known, values - mean, 0.0).sum(axis=0)
-    error = np.sqrt(units / (units - 1) * (of_clients**2).sum()) / known.sum()
-    return f"{mean:+.2f} ± {error:.2f}"
 
 
 def accuracies(runs: Sequence[Run]) -> str:
@@ -122,7 +84,38 @@ def by_stretch(ours: Run, runs: Sequence[Run], name: Callable[[Run], str]) -> st
             gap = everyone(ours) - everyone(run)
             cells = [with_error(gap[evaluations]) for _, evaluations in parts]
             rows.append([f"{name(ours)} − {name(run)}", *cells])
-    return markdown(["all clients, points", *(label(rows) for rows, _ in parts)], rows)
+    return markdown(["all clients, points", *(span(rows) for rows, _ in parts)], rows)
+
+
+def levels(runs: Sequence[Run]) -> str:
+    """All clients in every part of a run, what the last part changed, and the highest evaluation."""
+    parts = list(stretches(runs[0]))
+    rows = []
+    for run in runs:
+        means = [everyone(run)[evaluations] for _, evaluations in parts]
+        cells = [f"{part.mean():.2f}" if part.size else "–" for part in means]
+        two = means[-2].size and means[-1].size
+        change = with_error(means[-1].mean(axis=0) - means[-2].mean(axis=0)) if two else "–"
+        highest = everyone(run).mean(axis=1)
+        when = run.clients["evaluation_rounds"][highest.argmax()]
+        rows.append([run.title, *cells, change, f"{highest.max():.2f} ({when})"])
+    heads = ["all clients, %", *(span(rows) for rows, _ in parts)]
+    return markdown([*heads, "change in the last part", "highest (round)"], rows)
+
+
+def predictions(runs: Sequence[Run]) -> str:
+    """Methods whose clients can predict in several ways: their accuracies by each of them."""
+    rows = []
+    for run in runs:
+        for number, name in enumerate(run.predictions if len(run.predictions) > 1 else ()):
+            key = name if number else ""
+            *_, (part, evaluations) = stretches(run)
+            rounds = np.nanmean(visits(run, key), axis=1)
+            row = [run.title, name, f"{rounds.max():.2f} ({rounds.argmax() + 1})"]
+            row += [f"{rounds[part].mean():.2f}", f"{everyone(run, key)[evaluations].mean():.2f}"]
+            rows.append([*row, f"{everyone(run, key)[-1].mean():.2f}"])
+    heads = ["method", "prediction", "best round", "participants, late", "all clients, late"]
+    return markdown([*heads, "all clients, end"], rows) if rows else ""
 
 
 def targets(runs: Sequence[Run]) -> str:
@@ -140,10 +133,11 @@ def targets(runs: Sequence[Run]) -> str:
         reached.append(rounds[everyone(run).mean(axis=1) >= target])
         cells = [str(found[0]) if len(found) else "–" for found in reached]
         until = reached[-1][0] if len(reached[-1]) else 0
-        spent = sum(record.flops for record in run.records[:until])
-        rows.append([run.title, *cells, human(spent) if until else "–"])
+        flops = [record.flops for record in run.records]
+        cells += [human(sum(flops[:until])) if until else "–", human(sum(flops) / len(flops))]
+        rows.append([run.title, *cells])
     heads = ["method", "one round's participants", "mean of ten rounds", "all clients"]
-    return markdown([*heads, "FLOPs until all clients"], rows)
+    return markdown([*heads, "FLOPs until all clients", "FLOPs of a round"], rows)
 
 
 def averaging(runs: Sequence[Run]) -> str:
@@ -198,7 +192,7 @@ def models(run: Run) -> str:
         row = [f"{np.nanmean(visits(run, name)[part]):.2f}" for name in ("", "small", "large")]
         row += [with_error(gain[part]), with_error(gain_of_all[evaluations])]
         means = (records[name][part].mean() for name in ("mix_mean", "loss", "shared_loss"))
-        rows.append([label(part), *row, *(f"{mean:.3f}" for mean in means)])
+        rows.append([span(part), *row, *(f"{mean:.3f}" for mean in means)])
     heads = ["rounds", "mixed", "small alone", "large alone", "mixed − small"]
     heads += ["mixed − small, all clients", "mean mix", "loss, phase 1", "loss, phase 2"]
     return markdown(heads, rows)
@@ -333,11 +327,13 @@ def main(argv: list[str]) -> int:
         "Accuracies, %": accuracies(runs),
         "Differences, points": differences(runs),
         "Differences by part of the run, points": by_stretch(ours, runs, lambda run: run.title),
+        "All clients by part of the run, %": levels(runs),
         "Several seeds, %": over_seeds(everything),
         "Rounds until the target": targets(runs),
         "Before and after the average: the same clients, second half, %": averaging(runs),
         "What mixing adds: pFedAFM's participants, and all its clients, %": models(ours),
         "What mixing adds by clients: all clients, points": by_clients(ours, runs),
+        "Predictions, %": predictions(runs),
         "The best of the rounds, participants, %": maxima(runs),
     }
     write(parts, picture(runs), out)

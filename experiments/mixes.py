@@ -11,18 +11,9 @@ of a longer run are those of a shorter one. `late`, ± and the parts of a run ar
 from collections.abc import Sequence
 
 import numpy as np
-from full_length import (
-    CONTROLS,
-    OURS,
-    STRETCHES,
-    by_stretch,
-    everyone,
-    finished,
-    stretches,
-    visits,
-    write,
-)
+from full_length import CONTROLS, OURS, by_stretch, finished, write
 from matplotlib.figure import Figure
+from paper.by_client import STRETCHES, everyone, stretches, visits
 
 from pfedafm_jax import PfedafmError, cli, figures
 from pfedafm_jax.results import Run, differing

@@ -6,6 +6,7 @@ import full_length
 import numpy as np
 import pytest
 from by_hand import record, run_by_hand
+from paper import by_client
 
 from pfedafm_jax import PfedafmError
 
@@ -60,8 +61,8 @@ def test_the_error_of_a_mean_has_clients_as_units():
     """Two clients, of means 1 and 3 over two and one visits: the mean of visits is 5/3, the error
     the root of 2 · (2 · 2/3)² · 2, over 3 visits."""
     values = np.array([[0.0, np.nan], [2.0, 3.0]])
-    assert full_length.with_error(values) == f"+1.67 ± {np.sqrt(2 * 2 * (4 / 3) ** 2) / 3:.2f}"
-    assert full_length.with_error(np.full((2, 3), np.nan)) == "–"
+    assert by_client.with_error(values) == f"+1.67 ± {np.sqrt(2 * 2 * (4 / 3) ** 2) / 3:.2f}"
+    assert by_client.with_error(np.full((2, 3), np.nan)) == "–"
 
 
 def test_seeds_are_averaged_and_clients_paired_within_a_seed():
@@ -76,3 +77,10 @@ def test_seeds_are_averaged_and_clients_paired_within_a_seed():
     assert ours == "| pFedAFM | 2 |" + 3 * " 85.00 ± 7.07 |" + "  |  |"
     assert other.startswith("| FD | 2 |" + 3 * " 79.50 ± 6.36 |" + " +5.50 ± 0.71 |")
     assert full_length.over_seeds(runs[::2]) == ""
+
+
+def test_parts_that_were_not_evaluated_have_no_level_and_no_change():
+    rounds = [record(n, 0.5) for n in range(1, 11)]
+    run = run_by_hand(rounds, last_accuracies=np.full(100, 0.8), method="fd")
+    row = full_length.levels([run]).splitlines()[2]
+    assert row == "| FD | – | – | – | – | 80.00 | – | 80.00 (10) |"

@@ -1,0 +1,47 @@
+"""A finished run's accuracies client by client, in parts of the run, and the error of their mean."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pfedafm_jax.results import Run
+
+STRETCHES = 5  # parts of a run: the last has the late rounds
+
+
+def visits(run: Run, prediction: str = "") -> np.ndarray:
+    """Accuracy in percent of a client right after a visit, NaN without one: `[rounds, clients]`."""
+    return 100 * run.clients[f"visits/accuracy{prediction and '/'}{prediction}"]
+
+
+def everyone(run: Run, prediction: str = "") -> np.ndarray:
+    """Accuracy in percent when all clients were evaluated: `[evaluations, clients]`."""
+    return 100 * run.clients[f"all_clients/accuracy{prediction and '/'}{prediction}"]
+
+
+def stretches(run: Run) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The parts of a run: the rows of `visits` and those of `everyone` in each."""
+    for rows in np.array_split(np.arange(run.summary.rounds), STRETCHES):
+        yield rows, np.flatnonzero(np.isin(run.clients["evaluation_rounds"], rows + 1))
+
+
+def span(rows: np.ndarray) -> str:
+    return f"{rows[0] + 1} to {rows[-1] + 1}"
+
+
+def late_clients(run: Run) -> np.ndarray:
+    """Each client's accuracy in percent, mean over the late evaluations of all: `[clients]`."""
+    *_, (_, evaluations) = stretches(run)
+    return everyone(run)[evaluations].mean(axis=0)
+
+
+def with_error(values: np.ndarray) -> str:
+    """Mean of what is finite, and its standard error if clients, the last axis, are the units."""
+    values = np.atleast_2d(values)
+    known = np.isfinite(values)
+    if not known.any():
+        return "–"
+    mean, units = values[known].mean(), known.any(axis=0).sum()
+    of_clients = np.where(known, values - mean, 0.0).sum(axis=0)
+    error = np.sqrt(units / (units - 1) * (of_clients**2).sum()) / known.sum()
+    return f"{mean:+.2f} ± {error:.2f}"
