@@ -25,8 +25,6 @@ from pfedafm_jax.tables import markdown, mean_and_deviation, percent
 def joined(run: TrainedRun, visits: int, data_dir: str | None) -> np.ndarray:
     """Accuracies of the newcomers with the method's own prediction, `[newcomers, visits + 1]`."""
     config = run.config
-    if not config.held_out_clients:
-        raise bad("held_out_clients", 0, f"runs that kept clients out; {run.folder} did not")
     dataset = load_data(config, data_dir)
     images = dataset.images
     if dataset.dtype == "float32":  # features are loaded standardised, and `join` does it again
@@ -75,15 +73,17 @@ def main(argv: list[str]) -> int:
     add("--out", type=Path, default=Path("newcomers"), metavar="NAME", help="NAME.md, .png, .json")
     asked = parser.parse_args(argv)
     numbers, page, image = cli.outputs(asked.out, ".json", ".md", ".png")
-    found = {}
-    for folder in asked.runs:
-        run = load_run(folder, console.print)
+    found, runs = {}, [load_run(folder, console.print) for folder in asked.runs]
+    for run in runs:
+        if not run.config.held_out_clients:
+            raise bad("held_out_clients", 0, f"runs that kept clients out; {run.folder} did not")
+        if sum(one.config.method == run.config.method for one in runs) > 1:
+            raise PfedafmError(f"two runs are of {run.config.method}; give one of each method")
+    for run in runs:
         rows = joined(run, asked.visits, asked.data_dir)
         alone = not jax.tree.leaves(run.server)
         title = f"{type(run.method).title} ({'alone' if alone else f'{run.round} rounds'})"
         about = {"title": title, "command": run.run.about["command"]}
-        if run.config.method in found:
-            raise PfedafmError(f"two runs are of {run.config.method}; give one of each method")
         found[run.config.method] = about | {"accuracies": rows.round(6).tolist()}
     shown = sorted({0, 1, 2, 5, asked.visits} & set(range(asked.visits + 1)))
     rows = []

@@ -143,8 +143,7 @@ def draw(study: Study, name: str, done: dict[Path, Run]) -> None:
     if outcome is None:
         console.print(f"\n{name}: nothing is finished yet")
         return
-    scale = study.scale
-    head = f"`python experiments/reproduce.py {name} --scale {scale.name}`: {scale.about}."
+    head = f"`{study.command(name)}`: {study.scale.about}."
     if used:
         devices = ", ".join(sorted({run.summary.devices for run in used}))
         sources = "; ".join(sorted({run.summary.data_source for run in used}))

@@ -1,9 +1,8 @@
 """Every setting of a run: type, default, meaning and range.
 
 The defaults are those of the configuration `hetero_cifar10` (N = 100, C = 10 %, 2 of 10 classes per
-client), at a length that two CPU cores finish in about five minutes, with one difference: the
-named configuration gives several methods their own learning rates, a bare `Config()` one to
-all methods. `Config.load` reads named configurations and files.
+client), at a length that two CPU cores finish in about five minutes; but methods have one learning
+rate, and their own defaults. `Config.load` reads named configurations and files.
 """
 
 import dataclasses
@@ -32,6 +31,7 @@ from pfedafm_jax.settings import (
     changed,
     check_settings,
     known,
+    plain,
     settings_of,
     suggestion,
 )
@@ -163,7 +163,7 @@ class Machine:
     store: Literal["auto", "memory", "disk"] = "auto"
     """Where clients' states are kept between visits."""
     checkpoint_every: Annotated[int, Ge(0), Le(10_000_000)] = 5
-    """Rounds between checkpoints; 0: none. The last round always has one."""
+    """Rounds between checkpoints, the last of which is after the last round; 0: none."""
 
 
 GROUPS = (Data, Clients, Training, Machine)
@@ -187,7 +187,8 @@ class Config(Machine, Training, Clients, Data):
     """At most one per method; methods not listed have their defaults."""
 
     def __post_init__(self):
-        given: Any = self.settings if isinstance(self.settings, tuple | list) else [None]
+        vars(self).update({name: plain(value) for name, value in vars(self).items()})
+        given: Any = self.settings if isinstance(self.settings, tuple) else [None]
         if not all(isinstance(one, MethodSettings) for one in given):
             accepted = "a tuple of methods' settings, such as FML.Settings(alpha=0.3)"
             raise bad("settings", self.settings, accepted)
@@ -264,8 +265,9 @@ class Config(Machine, Training, Clients, Data):
         if dataset is not None:
             self._check_images(dataset)
         if self.num_participants < 1:
-            share, count = 1 / self.num_clients, self.num_clients
-            accepted = f"at least {share:g}: one of {count} clients per round"
+            accepted = (
+                f"at least {1 / self.num_clients:g}: one of {self.num_clients} clients per round"
+            )
             raise bad("participation", self.participation, accepted)
         names = extractor_names()
         if not self.architectures:
@@ -315,7 +317,7 @@ def updated(config: Config, values: Mapping[str, Any]) -> Config:
     >>> updated(Config(), {"rounds": 5, "pfedafm": {"mix_fixed": 0.5}}).pfedafm.mix_fixed
     0.5
     """
-    plain: dict[str, Any] = {}
+    common: dict[str, Any] = {}
     of_methods: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
         method, dot, setting = name.partition(".")
@@ -325,16 +327,16 @@ def updated(config: Config, values: Mapping[str, Any]) -> Config:
                 raise bad(name, value, f"settings of {name}: {', '.join(settings_of(kind))}")
             of_methods.setdefault(method, {}).update(new)
         elif name in settings_of(Config):
-            plain[name] = value
+            common[name] = value
         else:
             names = [*settings_of(Config), *METHOD_SETTINGS]
             raise PfedafmError(f"unknown setting {name}; known: {known(name, names)}")
     found = {one.method: one for one in config.settings}
-    if "learning_rate" in plain:
+    if "learning_rate" in common:
         found = {name: dataclasses.replace(one, learning_rate=None) for name, one in found.items()}
     for name, own in of_methods.items():
         found[name] = changed(found.get(name, METHOD_SETTINGS[name]()), own, f"{name}.")
-    return dataclasses.replace(changed(config, plain), settings=tuple(found.values()))
+    return dataclasses.replace(changed(config, common), settings=tuple(found.values()))
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -42,8 +42,11 @@ def check_target(folder: str | Path) -> None:
     place = Path(folder)
     check_writable(place, "out")
     names = {path.name for path in place.iterdir()} if place.is_dir() else set()
-    if names and CARD not in names:
-        accepted = f"a new or empty folder, or an earlier export; it holds {sorted(names)[0]}"
+    # An interrupted export has no card yet.
+    others = sorted(names - {WEIGHTS, PROGRAM, ONNX, "README.md"} - {CARD})
+    others = [name for name in others if not (name[0] == "." and name.endswith(".tmp"))]
+    if others and CARD not in names:
+        accepted = f"a new or empty folder, or an earlier export; it holds {others[0]}"
         raise bad("out", str(place), accepted)
 
 

@@ -21,7 +21,8 @@ from pfedafm_jax import figures
 from pfedafm_jax.data.dataset import noun_of
 from pfedafm_jax.figures import BLACK, BLUE, COLOURS, GREEN, GREY, ORANGE, architecture_label
 from pfedafm_jax.files import Log, write_atomically
-from pfedafm_jax.results import Run, grouped
+from pfedafm_jax.labels import grouped
+from pfedafm_jax.results import Run
 from pfedafm_jax.tables import mean_and_deviation
 
 X_AXES = {
@@ -234,7 +235,7 @@ def curves(
     """Curves of runs by label; for several runs under one label their mean, and a min–max band.
 
     Args:
-        runs: label → its runs, as `results.grouped` returns them.
+        runs: label → its runs, as `labels.grouped` returns them.
         x, y: names in `X_AXES` and `Y_AXES`.
         window: how many points to average.
     """

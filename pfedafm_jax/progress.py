@@ -217,9 +217,14 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: s
     """Prints a table, with its first column bold; below headings the others are right-aligned."""
     table = Table(box=None, pad_edge=False, title=title or None, title_justify="left")
     table.show_header, right = bool(headings), "right" if headings else "left"
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    # Long names and headings are broken into lines rather than numbers, if that helps.
+    whole = bool(headings and rows) and sum(widths[1:]) + 2 * len(widths) + 12 <= console.width
     for index, heading in enumerate(headings or rows[0]):
-        style: Any = {"justify": right} if index else {"style": "bold", "no_wrap": True}
-        table.add_column(heading, **style)
+        style: Any = {"justify": right, "min_width": widths[index] if whole else None}
+        if index == 0:
+            style = {"style": "bold", "no_wrap": not rows or widths[0] <= 24}
+        table.add_column(heading, **style, overflow="fold")
     for row in rows:
         table.add_row(*row)
     console.print(table)

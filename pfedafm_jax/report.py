@@ -94,7 +94,7 @@ def _side_by_side(runs: Sequence[Run], shown: Sequence[dict[str, Any]]) -> dict[
         figures["all_clients"] = lambda: plots.curves(drawn, y="all_clients")
     pictures, failed = _drawn(figures, 6.2, 4.2)
     results = []
-    others = [name for name in names if name != "seed"] or ["method"]
+    others = [name for name in differing(finished) if name != "seed"] or ["method"]
     over = cells(over_seeds(finished, others)) if "seed" in differing(finished) else []
     for one in shown:
         run, stated = one["run"], one["published"]

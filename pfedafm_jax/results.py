@@ -1,7 +1,7 @@
 """Run folders read back: the only reader of what `records.py` writes.
 
 `read_runs(folders)` returns one `Run` per folder and checks each file it reads; `Damaged` names a
-bad one. `labels` and `grouped` distinguish runs by their settings; `tables.py` tabulates them.
+bad one. `labels.py` distinguishes runs by their settings, `tables.py` tabulates them.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from pfedafm_jax.errors import START_OVER, PfedafmError, reason
 from pfedafm_jax.files import read_bytes
 from pfedafm_jax.methods import find_method, method_names
 from pfedafm_jax.records import FORMAT, Record, Summary, digest, summarize
-from pfedafm_jax.settings import bad, settings_of, suggestion
+from pfedafm_jax.settings import bad, settings_of
 
 
 class Damaged(PfedafmError):
@@ -302,43 +302,3 @@ def differing(runs: Sequence[Run]) -> list[str]:
         if name not in NOT_IN_RESULTS
         and len({json.dumps(run.settings[name]) for run in runs if matters(run, name)}) > 1
     ]
-
-
-def labels(runs: Sequence[Run]) -> list[str]:
-    """For each run the settings in which it differs from the others; its name if there are none."""
-    names = differing(runs)
-    found = [_label(run, names) or run.name for run in runs]
-    return [
-        f"{words} ({run.name})" if found.count(words) > 1 and words != run.name else words
-        for run, words in zip(runs, found, strict=True)
-    ]
-
-
-def _label(run: Run, names: Sequence[str]) -> str:
-    """These settings of a run in words: `pFedAFM, gamma 0.1, seed 1`."""
-    found = []
-    for name in (name for name in names if matters(run, name)):
-        value, words = run.settings[name], name.rpartition(".")[2].replace("_", " ")
-        if name == "method":
-            words = run.title
-        elif isinstance(value, bool | None):
-            words = words if value else f"no {words}"
-        elif isinstance(value, list):
-            words = "+".join(map(str, value))
-        else:
-            words = str(value) if name in ("dataset", "partition") else f"{words} {value}"
-        found.append(words)
-    return ", ".join(found)
-
-
-def grouped(runs: Sequence[Run], names: Sequence[str]) -> dict[str, list[Run]]:
-    """Runs grouped by these settings: label → runs."""
-    settings = list(dict.fromkeys(name for run in runs for name in run.settings))
-    for name in names:
-        if name not in settings:
-            near = suggestion(name, settings)
-            raise bad("group", name, f"names of settings with commas between them{near}")
-    found: dict[str, list[Run]] = {}
-    for run in runs:
-        found.setdefault(_label(run, names) or f"without {', '.join(names)}", []).append(run)
-    return found

@@ -5,7 +5,7 @@
 
 import gc
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from pfedafm_jax.settings import bad
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.splits import load_data, split
 from pfedafm_jax.tables import COLUMNS, cells, markdown, over_seeds, table
-from pfedafm_jax.tasks import Task, checkpoint_folder, find_existing
+from pfedafm_jax.tasks import Task, checkpoint_folder, find_existing, other_data, refuse_others
 
 SplitOf = Callable[[Config, Dataset], Partition]
 
@@ -115,8 +115,7 @@ def run_all(
     runs = {index: one.run for index, one in enumerate(tasks) if one.run and one.state == "done"}
     pending = [index for index in range(len(tasks)) if index not in runs]
     deal = split_of if partition is None else lambda *_: partition
-    configs = {} if experiment else {index: tasks[index].config for index in pending}
-    data = _load_and_split(configs, dataset, deal, data_dir, log)
+    data = {} if experiment else _load_and_split(tasks, pending, dataset, deal, data_dir, log)
     groups: dict[object, list[int]] = {}  # runs that train at the same time
     for index in pending:
         groups.setdefault(tasks[index].config.method if together else index, []).append(index)
@@ -144,17 +143,29 @@ def run_all(
 
 
 def _load_and_split(
-    configs: Mapping[int, Config], dataset: Dataset | None, split_of: SplitOf, *options: Any
+    tasks: Sequence[Task],
+    pending: Sequence[int],
+    dataset: Dataset | None,
+    split_of: SplitOf,
+    *options: Any,
 ) -> dict[int, tuple[Dataset, Partition]]:
-    """The data of each run, by `options` of `load_data`, and its split; the same data are shared."""
+    """The data of each pending run, by `options` of `load_data`, and its split; the same data are
+    shared. Raises if a finished run, which will stand beside them, had others."""
     loaded: dict[object, Dataset] = {}
-    found = {}
-    for index, config in configs.items():
+    found: dict[int, tuple[Dataset, Partition]] = {}
+    for index in [*pending, *(index for index in range(len(tasks)) if index not in pending)]:
+        config, run = tasks[index].config, tasks[index].run
         generated = config.synthetic_classes, config.synthetic_samples, config.seed
         key = config.dataset, config.image_size, config.dataset == "synthetic" and generated
-        if key not in loaded:
-            loaded[key] = load_data(config, *options) if dataset is None else dataset
-        found[index] = loaded[key], split_of(config, loaded[key])
+        if dataset is not None:
+            loaded[key] = dataset
+        elif index in pending and key not in loaded:
+            loaded[key] = load_data(config, *options)
+        if index in pending:
+            found[index] = loaded[key], split_of(config, loaded[key])
+        elif key in loaded and run is not None:
+            own = split_of(config, loaded[key]) if run.partition else None
+            refuse_others(tasks[index].folder or "", other_data(run, loaded[key], own))
     return found
 
 

@@ -68,6 +68,13 @@ class MethodSettings:
         register(cls, numbers)
 
 
+def plain(value: Any) -> Any:
+    """A value as settings have it: lists become tuples, and numpy's numbers Python's."""
+    if isinstance(value, list):
+        return tuple(value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def bad(setting: str, value: Any, accepted: str) -> PfedafmError:
     """The error for a bad setting: its name, its value, what is accepted."""
     return PfedafmError(f"{setting} = {value!r} cannot be used; accepted: {accepted}")
@@ -195,12 +202,12 @@ def check_settings(settings: Any, prefix: str = "") -> None:
 
 
 def changed(settings: Kind, values: Mapping[str, Any], prefix: str = "") -> Kind:
-    """`settings` with some changed; lists, as in files, become tuples. Checks names only."""
+    """`settings` with some changed. Checks names only."""
     names = list(settings_of(type(settings)))
     for name in values:
         if name not in names:
             raise PfedafmError(f"unknown setting {prefix + str(name)}; known: {known(name, names)}")
-    new = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    new = {name: plain(value) for name, value in values.items()}
     try:
         return dataclasses.replace(settings, **new)  # type: ignore[type-var]
     except (ValueError, TypeError) as error:  # a `__post_init__` that checks for itself

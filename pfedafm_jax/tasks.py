@@ -9,6 +9,7 @@ import jax
 
 from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.config import Config
+from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.errors import START_OVER, PfedafmError
 from pfedafm_jax.files import Log
 from pfedafm_jax.progress import console
@@ -125,6 +126,16 @@ def differences(stored: Mapping[str, Any], config: Config) -> list[str]:
             words = [",".join(map(str, v)) if isinstance(v, list) else str(v) for v in values]
             found.append(f"{name}: {words[0]} → {words[1]}")
     return found
+
+
+def other_data(run: Run, dataset: Dataset, split: Partition | None) -> list[str]:
+    """Whether a run had these data, and this split of them if both are known, as `differences`."""
+    digest = run.about["data"]["digest"]
+    if digest != dataset.digest:
+        return [f"data: sha256 {digest[:16]}… → {dataset.digest[:16]}…"]
+    if split is None or run.partition is None or run.partition.same_rows(split):
+        return []
+    return [f"split: {run.partition.about} → another one of the same data"]
 
 
 def refuse_others(place: str | Path, found: Sequence[str]) -> None:

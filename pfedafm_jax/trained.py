@@ -34,7 +34,7 @@ from pfedafm_jax.records import mean
 from pfedafm_jax.results import Run, read_run
 from pfedafm_jax.settings import bad, known, whole
 from pfedafm_jax.statistics import predict
-from pfedafm_jax.tasks import checkpoint_folder
+from pfedafm_jax.tasks import checkpoint_folder, differences
 from pfedafm_jax.training import EVALUATION_BATCH
 
 BLOCKS = 16  # batches per call
@@ -214,8 +214,17 @@ class TrainedRun:
             raise PfedafmError(
                 f"{str(self.folder)!r} has no weights to use: it has no checkpoint in "
                 f"{self._checkpoints.folder} (--drop-checkpoints of sweep and reproduce removes "
-                "them); its command makes them again with --fresh"
+                "them, --checkpoint-every 0 makes none); its command makes them with --fresh"
             )
+        others = differences(manifest["config"], self.config)
+        digest = self._data["digest"]
+        if manifest["data"] != digest:
+            others.append(f"data: sha256 {manifest['data'][:16]}… → {digest[:16]}…")
+        if others:
+            words = "\n  ".join(
+                [f"{self._checkpoints.folder} has weights of another run:", *others]
+            )
+            raise PfedafmError(f"{words}\nput the checkpoints of {self.folder} there")
         self._manifest, self.round = manifest, int(manifest["round"])
         self.method = self.method_for()
         if not self.finished:

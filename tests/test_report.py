@@ -111,6 +111,12 @@ def test_several_runs_are_compared_first():
     assert [heading["id"] for heading in found.all("h2")] == ["run-1", "run-2", "run-3"]
 
 
+def test_settings_that_only_unfinished_runs_have_do_not_stop_the_page():
+    runs = [made(seed=5), made(seed=7)]
+    runs += [made(finished=False, method="fml", fml={"alpha": alpha}) for alpha in (0.3, 0.6)]
+    assert "fml.alpha" in Page(page(runs)).text
+
+
 def test_an_unfinished_run_without_a_round_has_its_settings():
     found = Page(page([run_by_hand([], finished=False, **SETTINGS)]))
     assert "0 of 4 rounds are there" in found.text and "momentum" in found.text

@@ -3,10 +3,12 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from small import small_config
 
 from pfedafm_jax.config import Config
+from pfedafm_jax.data import values
 from pfedafm_jax.deploy.roster import Roster, classes_of, stand_in
 from pfedafm_jax.deploy.server import Nodes
 from pfedafm_jax.errors import PfedafmError
@@ -51,9 +53,27 @@ def test_statistics_of_all_images_come_from_those_of_each_node(tmp_path):
     assert dataset.images.shape == (1, 4, 4, 1) and dataset.class_names == ("cat", "dog")
     assert [len(rows) for rows in (*partition.train, *partition.test)] == [30, 10, 5, 5]
     assert partition.class_counts(dataset.labels, 2) is None
+    small = roster(tmp_path / "dark")  # two pictures of one colour each
+    for client in (0, 1):
+        small.admit(client, HELLO | {"mean": [0.5], "std": [0.001 * client]})
+    assert small.about["std"] == [1 / 255]
     same = roster(tmp_path / "alone", clients=1)
     same.admit(0, HELLO)
     assert (same.about["mean"], same.about["std"]) == ([0.5], [0.25])
+
+
+def test_statistics_of_features_are_those_of_all_rows_together(tmp_path):
+    draw = np.random.default_rng(0)
+    rows = draw.normal(0.5, 1, (300, 4)) * [1e-4, 1, 0, 0] + [0, 1e9, 5, 0]
+    rows[200:, 3] = 1.0  # constant at each node, not in all
+    made = roster(tmp_path)
+    for client, own in enumerate((rows[:200], rows[200:])):
+        head = {"image_shape": [4], "dtype": "float32", "num_train": len(own)}
+        statistics = {"mean": own.mean(axis=0).tolist(), "std": own.std(axis=0).tolist()}
+        made.admit(client, HELLO | head | statistics)
+    mean, std = values.statistics(rows)
+    assert std[2] == 1.0 and made.about["mean"] == pytest.approx(mean)
+    assert made.about["std"] == pytest.approx(std)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +105,8 @@ def test_what_does_not_fit_the_federation_is_refused_and_not_noted(words, said, 
         ({"image_shape": [-4, 4, 1]}, r"its data are uint8 \[-4, 4, 1\]"),
         ({"image_shape": [10**4, 10**4, 1]}, r"\[10000, 10000, 1\]; .* 10000000 numbers in all"),
         ({"image_shape": [1] * 9}, r"its data are uint8 \[1, 1, 1, 1, 1, 1, 1, 1, 1\]"),
-        ({"mean": [float("nan")]}, "mean and std are not finite, or a deviation is not above 0"),
-        ({"std": [0]}, "mean and std are not finite, or a deviation is not above 0"),
+        ({"mean": [float("nan")]}, "mean and std are not finite, or a deviation is below 0"),
+        ({"std": [-1]}, "mean and std are not finite, or a deviation is below 0"),
     ],
 )
 def test_the_first_node_cannot_set_what_no_data_have(words, said, tmp_path):

@@ -166,6 +166,9 @@ def test_the_command_chooses_goes_on_and_leaves_a_configuration(tmp_path, capsys
     assert sweep(**settings) == 0
     again = capsys.readouterr().out
     assert "2 runs, 2 of them done" in again and "round 1/" not in again
+    # Runs of other lengths would be ranked with these.
+    with pytest.raises(PfedafmError, match=r"rounds = 1 .*accepted: 2 or more, as .*seed0 has"):
+        sweep(**settings | {"rounds": 1})
 
 
 @pytest.mark.slow

@@ -220,8 +220,8 @@ def test_an_exported_client_is_the_client(trained, tmp_path, monkeypatch):
     chex.assert_trees_all_equal(again.predict(images), client.predict(images))
     assert again.card == json.loads(json.dumps(client.card)) and again.classes == client.classes
     assert "client.header.kernel" in _names(tmp_path / "out" / "weights.safetensors")
-    text = (tmp_path / "out" / "README.md").read_text()
-    assert "Client 1 of pFedAFM, dense_b" in text and "best round" in text
+    assert "Client 1 of pFedAFM, dense_b" in (tmp_path / "out" / "README.md").read_text()
+    (tmp_path / "out" / "card.json").unlink()  # as an interrupted export leaves it
     (tmp_path / "out" / "network.onnx").write_bytes(b"of another client")
     export_client(client, tmp_path / "out")  # over its own files, and over nobody else's
     assert not (tmp_path / "out" / "network.onnx").exists()

@@ -188,6 +188,16 @@ class Study:
         """Seeds of the items that the paper ran once."""
         return self.seeds or (0,)
 
+    def command(self, item: str) -> str:
+        """What makes an item here, but for the folders."""
+        words = ["python experiments/reproduce.py", item, "--scale", self.scale.name]
+        words += ["--rounds", str(self.rounds)] if self.rounds else []
+        words += ["--seeds", ",".join(map(str, self.seeds))] if self.seeds else []
+        words += ["--methods", ",".join(self.methods)] if self.methods else []
+        if self.datasets != self.scale.datasets:
+            words += ["--datasets", ",".join(self.datasets)]
+        return " ".join([*words, "--only-finished"] if self.only_finished else words)
+
     def label(self, dataset: str) -> str:
         """`CIFAR-10`, or what stands in its place."""
         config = self.task("pfedafm", dataset).config

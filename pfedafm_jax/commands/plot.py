@@ -5,9 +5,10 @@ from pathlib import Path
 
 from pfedafm_jax import plots
 from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.labels import grouped, labels
 from pfedafm_jax.progress import console, print_table
 from pfedafm_jax.records import check_writable
-from pfedafm_jax.results import differing, grouped, labels, read_runs
+from pfedafm_jax.results import differing, read_runs
 from pfedafm_jax.settings import bad
 from pfedafm_jax.tables import COLUMNS, cells, means
 
@@ -48,6 +49,7 @@ def main(argv: list[str]) -> int:
         sets = grouped(runs, asked.group.split(","))
     for label, members in sets.items():
         mixed = [name for name in differing(members) if name != "seed"]
+        mixed += ["rounds"] if len({len(run.records) for run in members}) > 1 else []
         if mixed:
             words = f"{label}: a mean over runs that also differ in {', '.join(mixed)}"
             console.print(words, style="yellow")

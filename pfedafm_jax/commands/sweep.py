@@ -31,7 +31,7 @@ from pfedafm_jax.settings import bad
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.splits import split
 from pfedafm_jax.tables import markdown, mean_and_deviation, percent
-from pfedafm_jax.tasks import Task, find_existing
+from pfedafm_jax.tasks import ELSEWHERE, Task, find_existing
 
 HELD_OUT = 0.1  # fraction of each client's training data, by default
 PAPER_GRID = {
@@ -201,7 +201,11 @@ def main(argv: list[str]) -> int:
         tasks.append(Task(own, base / label(point) / f"seed{seed}"))
     shared = options.start(config.devices)
     check_writable(base)
-    tasks = [find_existing(task, fresh=more.fresh, longer=True) for task in tasks]
+    for number, task in enumerate(tasks):
+        tasks[number] = find_existing(task, fresh=more.fresh, longer=True)
+        if tasks[number].config.rounds > task.config.rounds:  # they would be ranked together
+            accepted = f"{tasks[number].config.rounds} or more, as {task.folder} has; {ELSEWHERE}"
+            raise bad("rounds", task.config.rounds, accepted)
     axes = ", ".join(f"{name} ({len(values)})" for name, values in grid.items())
     console.print(f"{find_method(config.method).title} on {config.dataset}: {axes}", style="bold")
     console.print(f"{len(tasks)} runs, {sum(one.state == 'done' for one in tasks)} of them done")

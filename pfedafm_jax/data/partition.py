@@ -21,6 +21,7 @@ from pfedafm_jax.settings import bad
 PARTITIONS = ("pathological", "dirichlet", "iid", "natural")
 Protocol = Literal["paper", "authors"]
 PARTS = ("train", "test", "validation")
+EMPTY = np.zeros(0, np.int32)
 AUTHORS_TRAIN_SHARE = 4 / 5  # the released code keeps 40 000 of the 50 000 official training images
 
 
@@ -35,6 +36,11 @@ class Partition:
     about: str = "a partition of one's own"  # for people
     shared: bool = False
 
+    def __post_init__(self):
+        for part in PARTS:  # lists are accepted; an empty one is of no type
+            rows = [np.asarray(one) if len(one) else EMPTY for one in getattr(self, part)]
+            object.__setattr__(self, part, tuple(rows))
+
     @property
     def num_clients(self) -> int:
         return len(self.train)
@@ -42,6 +48,11 @@ class Partition:
     def of(self, clients: slice) -> "Partition":
         """The same for some of the clients."""
         return replace(self, **{part: getattr(self, part)[clients] for part in PARTS})
+
+    def same_rows(self, other: "Partition") -> bool:
+        """Whether every client has the same images for the same purpose."""
+        parts = ((getattr(self, part), getattr(other, part)) for part in PARTS)
+        return all(len(a) == len(b) and all(map(np.array_equal, a, b)) for a, b in parts)
 
     def check(self, num_images: int, num_clients: int) -> "Partition":
         """Returns itself, or raises `PfedafmError` if it does not fit these numbers."""
@@ -51,7 +62,7 @@ class Partition:
                 found = f"{len(arrays)} clients in {part!r}"
                 raise PfedafmError(f"partition: {found}, num_clients is {num_clients}")
         for client, own in enumerate(zip(*parts.values(), strict=True)):
-            rows = np.concatenate(own)
+            rows = np.concatenate([one.ravel() for one in own])
             problem = ""
             if rows.dtype.kind not in "iu" or any(one.ndim != 1 for one in own):
                 problem = f"rows are {rows.dtype} {rows.shape}; accepted: integers [images]"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import google_crc32c
 import numpy as np
 from PIL import Image
 
@@ -129,6 +130,8 @@ def read_tfds(
         folder = find_prepared(name, root, any_version=True)
         folder = folder or _prepare_any(tfds, name, root, offline, log)
         builder = _prepared(folder)
+        if builder.name != name.partition("/")[0]:
+            raise PfedafmError(f"{folder} has the dataset {builder.name}, not {name}")
         image, label = _keys(builder, folder)
         splits = [split for split in ("train", "test") if split in builder.info.splits]
         if splits[:1] != ["train"]:
@@ -138,9 +141,13 @@ def read_tfds(
 
         def pictures() -> Iterator[tuple[str, Image.Image]]:
             for split in splits:
+                before, count = len(labels), builder.info.splits[split].num_examples
                 for number, example in enumerate(_examples(builder, split)):
                     labels.append(int(example[label]))
                     yield f"{split} image {number}", _picture(np.asarray(example[image]), folder)
+                if len(labels) - before != count:
+                    found = f"{folder} has {len(labels) - before} images in {split}"
+                    raise PfedafmError(f"{found}, and says {count}; prepare it again")
 
         images, cut = same_shape(pictures(), image_size), builder.info.splits["train"].num_examples
         numbers, kind = np.array(labels, np.int32), builder.info.features[label]
@@ -242,10 +249,15 @@ def _tfrecords(path: Path) -> Iterator[bytes]:
     """Records of a file, each between 8 bytes of length, 4 of checksum, and 4 of checksum."""
     content, offset = read_bytes(path), 0
     while offset < len(content):
-        # The checksums are ignored: all images are checked against the official sums afterwards.
         start = offset + 12
         end = start + int.from_bytes(content[offset : offset + 8], "little")
         if end + 4 > len(content):
             raise PfedafmError(f"{path}: cut short at byte {len(content)}")
+        for first, last in ((offset, offset + 8), (start, end)):
+            found, stored = google_crc32c.value(content[first:last]), content[last : last + 4]
+            # Rotated and shifted, as TensorFlow stores it.
+            masked = ((found >> 15 | found << 17) + 0xA282EAD8) & 0xFFFFFFFF
+            if masked != int.from_bytes(stored, "little"):
+                raise PfedafmError(f"{path}: damaged between bytes {first} and {last} (CRC-32C)")
         yield content[start:end]
         offset = end + 4

@@ -79,9 +79,14 @@ def statistics(values: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]
     count, zeros = max(len(table), 1), np.zeros(table.shape[1])
     mean = sum((block.sum(axis=0, dtype=np.float64) for block in blocks), zeros) / count
     squares = sum((np.square(block - mean).sum(axis=0) for block in blocks), zeros)
-    std = np.sqrt(squares / count)
-    std[std <= CONSTANT * np.abs(mean)] = 1.0  # dividing by it would amplify rounding
-    return tuple(mean.tolist()), tuple(std.tolist())
+    return tuple(mean.tolist()), divisors(mean, np.sqrt(squares / count))
+
+
+def divisors(mean: np.ndarray, std: np.ndarray, pixels: bool = False) -> tuple[float, ...]:
+    """Deviations to divide by: those of constants would divide by zero, or amplify rounding."""
+    if pixels:
+        return tuple(np.maximum(std, 1 / 255).tolist())
+    return tuple(np.where(std <= CONSTANT * np.abs(mean), 1.0, std).tolist())
 
 
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -98,8 +103,8 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
         weights = counts / max(counts.sum(), 1)
         mean.append(float(np.sum(weights * values)))
         variance = float(np.sum(weights * (values - mean[-1]) ** 2))
-        std.append(max(variance**0.5, 1 / 255))  # a constant channel must not divide by zero
-    return tuple(mean), tuple(std)
+        std.append(variance**0.5)
+    return tuple(mean), divisors(np.array(mean), np.array(std), pixels=True)
 
 
 def standardised(values: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:

@@ -120,6 +120,9 @@ class Node:
     def _hello(self, head: Head) -> Head:
         config = updated(Config(), head["config"]).check()
         dataset, train, test = self.own_data(config, head["classes"])
+        std = np.array(dataset.std)
+        if dataset.dtype == "float32":  # features were divided by these, constant ones by 1
+            std *= dataset.images[train].reshape(-1, len(std)).std(axis=0, dtype=np.float64)
         rounds = self.states.rounds()
         if rounds and self.states.read(rounds[-1])[0]["federation"] != head["federation"]:
             raise PfedafmError(
@@ -132,7 +135,7 @@ class Node:
             "dtype": dataset.dtype,
             "classes": dataset.class_names,
             "mean": dataset.mean,
-            "std": dataset.std,
+            "std": std.tolist(),
             "num_train": len(train),
             "num_test": len(test),
             "version": own_version(),

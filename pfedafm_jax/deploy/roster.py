@@ -12,6 +12,7 @@ import numpy as np
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.data.cifar import CIFARS
+from pfedafm_jax.data.values import divisors
 from pfedafm_jax.deploy.wire import Head
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.files import read_bytes, write_atomically
@@ -107,8 +108,8 @@ class Roster:
             if any(len(numbers) != channels for numbers in statistics.values()):
                 raise ValueError("mean and std have another number of channels than its images")
             known = all(map(math.isfinite, statistics["mean"] + statistics["std"]))
-            if not known or min(statistics["std"], default=1.0) <= 0:
-                raise ValueError("mean and std are not finite, or a deviation is not above 0")
+            if not known or min(statistics["std"], default=0.0) < 0:
+                raise ValueError("mean and std are not finite, or a deviation is below 0")
             self.about |= about
             self.nodes[client] = own | statistics
             if self.complete:
@@ -118,14 +119,14 @@ class Roster:
         """Everybody is known: how images are normalised, and the file."""
         each = [self.nodes[client] for client in sorted(self.nodes)]
         statistics = [(one.pop("mean"), one.pop("std")) for one in each]
-        common = statistics[0]  # CIFAR's, or of what else all have
-        if any(one != common for one in statistics):  # of all images, from each node's
+        mean, std = np.array(statistics[0])  # CIFAR's, or of what else all have
+        if any(one != statistics[0] for one in statistics):  # of all images, from each node's
             shares = np.array([one["num_train"] for one in each], float)
             means, deviations = np.array(statistics).transpose(1, 0, 2)
             mean = np.average(means, 0, shares)
-            square = np.average(deviations**2 + means**2, 0, shares)
-            common = mean.tolist(), np.sqrt(np.maximum(square - mean**2, 1e-5)).tolist()
-        self.about |= {"mean": list(common[0]), "std": list(common[1])}
+            std = np.sqrt(np.average(deviations**2 + (means - mean) ** 2, 0, shares))
+        pixels = self.about["dtype"] == "uint8"
+        self.about |= {"mean": mean.tolist(), "std": list(divisors(mean, std, pixels))}
         known = {**self.about, "nodes": {str(client): one for client, one in self.nodes.items()}}
         text = json.dumps(known | {"sha256": digest(known)}, indent=2)
         write_atomically(self._path, text + "\n")

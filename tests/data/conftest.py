@@ -175,13 +175,15 @@ def tfds_folder(tiny, stock_url, tmp_path, tmp_path_factory):
 def as_tfrecord(version: Path) -> None:
     """Rewrites a prepared array_record folder as TFDS with TensorFlow would have made it."""
     from array_record.python.array_record_module import ArrayRecordReader
+    from tensorboardX.record_writer import RecordWriter  # with checksums of its own
 
     for path in sorted(version.glob("*.array_record-*")):
         reader = ArrayRecordReader(str(path))
-        frames = [struct.pack("<Q", len(r)) + b"crc1" + r + b"crc2" for r in reader.read_all()]
+        writer = RecordWriter(str(path.with_name(path.name.replace("array_record", "tfrecord"))))
+        for record in reader.read_all():
+            writer.write(record)
         reader.close()
-        renamed = path.with_name(path.name.replace("array_record", "tfrecord"))
-        renamed.write_bytes(b"".join(frames))
+        writer.close()
         path.unlink()
     info = version / "dataset_info.json"
     info.write_text(info.read_text().replace("array_record", "tfrecord"))

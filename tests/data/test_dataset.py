@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import as_tfrecord
 from PIL import Image
 
 from pfedafm_jax.config import Config
@@ -225,6 +226,8 @@ def test_any_dataset_that_tfds_has_prepared(tmp_path):
         assert found.image_shape == (28, 28, 1) and found.num_train == 50 and found.num_classes == 3
         assert by_content(found.images[..., 0], found.labels) == by_content(images, labels)
     assert load_dataset("tfds:shades", tmp_path, image_size=8).image_shape == (8, 8, 1)
+    with pytest.raises(PfedafmError, match=r"1\.0\.0 has the dataset shades, not mnist"):
+        load_dataset("tfds:mnist", tmp_path / "shades" / "1.0.0")
     with pytest.raises(PfedafmError, match=r"not prepared in .*tfds build absent .*--data-dir"):
         load_dataset("tfds:absent", tmp_path, offline=True)
     with pytest.raises(PfedafmError, match="TFDS has no dataset 'absent'"):
@@ -236,6 +239,23 @@ def test_any_dataset_that_tfds_has_prepared(tmp_path):
         with pytest.raises(PfedafmError, match=f"{name} cannot be read .*not a regular file"):
             load_dataset("tfds:shades", tmp_path)
         pipe.unlink()
+
+
+def test_damaged_tfrecords_are_named(tmp_path):
+    images, labels = digits()
+    prepared_tfds(tmp_path, images, labels)
+    as_tfrecord(tmp_path / "shades" / "1.0.0")
+    assert load_dataset("tfds:shades", tmp_path).num_train == 50
+    path = next(tmp_path.glob("shades/1.0.0/*-train.tfrecord*"))
+    content = path.read_bytes()
+    first = int.from_bytes(content[:8], "little") + 16  # where the first record ends
+    for damaged in (0, 5, 40, first - 20):
+        path.write_bytes(content[:damaged] + bytes([content[damaged] ^ 1]) + content[damaged + 1 :])
+        with pytest.raises(PfedafmError, match=f"{path.name}: (damaged between bytes|cut short)"):
+            load_dataset("tfds:shades", tmp_path)
+    path.write_bytes(content[first:])
+    with pytest.raises(PfedafmError, match="has 49 images in train, and says 50"):
+        load_dataset("tfds:shades", tmp_path)
 
 
 def test_own_arrays_grey_of_any_size():
