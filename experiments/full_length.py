@@ -66,13 +66,15 @@ def differences(runs: Sequence[Run]) -> str:
         row += [f"{(clients > 0).sum()} : {(clients < 0).sum()}"]
         row += [with_error((visits(ours) - visits(run))[rows_late])]
         if alone is None or run is alone:
-            row.append("–")
+            row += ["–", "–"]
         else:
+            row.append(with_error((everyone(run) - everyone(alone))[-1]))
             row.append(with_error(late_clients(run) - late_clients(alone)))
         rows.append([f"pFedAFM − {run.title}", *row])
     heads = ["points", "all clients, end", "all clients, late", "p (paired t, late)"]
     heads += ["clients ahead : behind, late", "participants, late"]
-    return markdown([*heads, "the other − Standalone, all clients, late"], rows)
+    heads += [f"the other − Standalone, all clients, {when}" for when in ("end", "late")]
+    return markdown(heads, rows)
 
 
 def by_stretch(ours: Run, runs: Sequence[Run], name: Callable[[Run], str]) -> str:

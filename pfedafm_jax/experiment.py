@@ -110,7 +110,8 @@ class Experiment:
         for name in info.keys() & {"floats_up", "floats_down"}:
             info[name] = info[name] + np.float32(self.programs.statistics_sent)
         totals = {  # float32, in which they are reported, would lose digits of a sum
-            name: int(np.sum(info.get(name, [getattr(cost, name) for cost in costs]), dtype=float))
+            # What a discarded client did not report is NaN.
+            name: int(np.nansum(info.get(name, [getattr(one, name) for one in costs]), dtype=float))
             for name in ("floats_up", "floats_down", "flops")
         }
         if not self.programs.method.counts_missed:

@@ -7,6 +7,7 @@ import pickle
 import tomllib
 from typing import Literal
 
+import numpy as np
 import pytest
 
 from pfedafm_jax import cli
@@ -181,10 +182,20 @@ def test_a_bare_config_is_hetero_cifar10_with_one_learning_rate_for_all_methods(
     named = Config.load("hetero_cifar10")
     assert dataclasses.replace(named, settings=()) == Config()
     rates = {one.method: one.learning_rate for one in named.settings}
-    low = dict.fromkeys(("fml", "fedkd", "fedapen"), 0.005)
+    low = dict.fromkeys(("fml", "fedkd", "fedapen"), 0.005) | {"fedproto": None}
     assert rates == low | dict.fromkeys(("fedper", "fd", "standalone", "lg_fedavg"), 0.01)
-    assert named.fml.alpha == 0.75
-    assert updated(named, {"learning_rate": 0.02, "fml.alpha": 0.5}) == Config()
+    knobs = {"fml.alpha": 0.75, "fedkd.t_start": 0.98, "fedproto.lambda_mse": 10}
+    knobs |= {f"{method}.learning_rate": rate for method, rate in rates.items()}
+    assert named == updated(Config(), knobs)
+    usual = {"fml.alpha": 0.5, "fedkd.t_start": 0.95, "fedproto.lambda_mse": 1}
+    assert updated(named, {"learning_rate": 0.02, **usual}) == Config()
+    assert all(Config.load(name).settings == named.settings for name in config_names())
+
+
+def test_lists_and_numbers_of_numpy_are_taken():
+    config = Config(seed=np.int64(3), learning_rate=np.float32(0.5), architectures=["cnn1"]).check()  # type: ignore[arg-type]
+    assert config == Config(seed=3, learning_rate=0.5, architectures=("cnn1",))
+    assert type(config.seed) is int and type(config.learning_rate) is float
 
 
 def test_every_named_configuration_and_preset_is_good():

@@ -25,7 +25,7 @@ def test_the_results_page_has_the_tables_that_the_command_makes(tmp_path):
 def test_everybody_may_take_part_and_names_may_have_dots(tmp_path):
     picks = full_length.draws(3, 6, 6)[0]
     assert np.array_equal(np.sort(picks, axis=1), [range(6)] * 3)
-    folder = str(RESULTS / "hetero_cifar10-n100")
+    folder = str(RESULTS / "homo_cifar10-n100")
     for name in (".", str(tmp_path)):
         with pytest.raises(
             PfedafmError, match=r"out = .* cannot be used; accepted: a name for files"
@@ -36,10 +36,10 @@ def test_everybody_may_take_part_and_names_may_have_dots(tmp_path):
 
 
 def test_stretches_without_an_evaluation_of_all_clients_have_a_dash(tmp_path):
-    folder = RESULTS / "hetero_cifar10-n100"  # 40 rounds, evaluated every ten
+    folder = RESULTS / "homo_cifar10-n100"  # 20 rounds, evaluated every ten
     full_length.main([str(folder), "--out", str(tmp_path / "found")])
     rows = (tmp_path / "found.md").read_text().splitlines()
-    first = next(row for row in rows if row.startswith("| 1 to 8 | 7")).split(" | ")
+    first = next(row for row in rows if row.startswith("| 1 to 4 | 6")).split(" | ")
     assert first[5] == "–" and "–" not in first[:5]  # of all clients, and of participants
 
 

@@ -7,11 +7,13 @@
 # knobs and runs to some; runs also has DATASET (cifar10, or cifar100) and SEEDS ("0"), mixes has ROUNDS. Rates are those of the configuration.
 # Files go to runs/evidence; CIFAR comes from DATA_DIR, the user's cache, or is fetched. experiments/choices.py makes the tables of
 # rates and knobs, experiments/full_length.py those of the runs, experiments/mixes.py those of mixes, and experiments/reproduce.py the paper's. The last two
-# stages use finished runs for their points: cp -r experiments/results/full_length/hetero* runs/evidence/full
+# stages use finished runs for their points (mkdir -p runs/evidence/full && cp -r experiments/results/full_length/hetero* runs/evidence/full),
+# and the tables are those of reproduce.py with the same words and --only-finished, without --methods.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 stage=${1:?stage: epochs, rates, knobs, runs, mixes, table2 or figures} workers=${2:-$(nproc)}
 out=runs/evidence
+defaults="--fml.alpha 0.5 --fedkd.t-start 0.95 --fedproto.lambda-mse 1"
 methods=${METHODS:-pfedafm fedrep fedproto fedper fd standalone lg_fedavg fedapen fml fedkd}
 [ "$stage" = epochs ] || : "${EPOCHS:?the choice of the first stage}"
 mkdir -p $out
@@ -46,14 +48,14 @@ jobs_of() {
   local config=hetero_${DATASET:-cifar10} rounds=500
   [ "$config" = hetero_cifar10 ] || rounds=200
   case $stage in
-  epochs)
+  epochs) # this stage and the next have the knobs' defaults, not the configuration's
     for method in pfedafm fedproto fedrep; do
-      sweep "$method" "$method-augmented" local_epochs 1,4 --flip --crop
-      sweep "$method" "$method-plain" local_epochs 1,4
+      sweep "$method" "$method-augmented" local_epochs 1,4 --flip --crop $defaults
+      sweep "$method" "$method-plain" local_epochs 1,4 $defaults
     done ;;
   rates)
     for method in $methods; do
-      sweep "$method" "$method" learning_rate 0.005,0.01,0.02,0.04,0.08 "$EPOCHS"
+      sweep "$method" "$method" learning_rate 0.005,0.01,0.02,0.04,0.08 "$EPOCHS" $defaults
     done ;;
   knobs) # beside the default, which the stage before has run
     for method in $methods; do

@@ -292,6 +292,8 @@ def _cut(
     rng: np.random.Generator, labels: np.ndarray, mine: np.ndarray, fraction: float, reserve: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """(rest, `fraction`) of a client's indices, by class; at least 1 + `reserve` and 1."""
+    if not len(mine):
+        return mine, mine
     wanted = max(0, min(max(round(len(mine) * fraction), 1), len(mine) - 1 - reserve))
     mine = mine[np.argsort(labels[mine], kind="stable")]  # `_hand_out` has shuffled within a class
     classes, starts, sizes = np.unique(labels[mine], return_index=True, return_counts=True)

@@ -31,6 +31,17 @@ from pfedafm_jax.training import Partitioned, cross_entropy, mean_over, sgd, tra
 # ------------------------------------------------------------------------------------- what travels
 
 
+def eigh(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Eigenvalues and eigenvectors of a symmetric matrix.
+
+    Many at once on a GPU, one by one on a CPU, where jaxlib's batched call waits in XLA's thread
+    pool for tasks of the same pool: two of them, of several clients each, wait for ever.
+    """
+    plain = lambda one: tuple(jnp.linalg.eigh(one))  # noqa: E731
+    one_by_one = jax.custom_batching.sequential_vmap(plain)
+    return jax.lax.platform_dependent(matrix, cpu=one_by_one, default=plain)
+
+
 def code_matrix(leaf: jax.Array, energy: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A parameter as received after coding, and the number of floats sent for it.
 
@@ -48,7 +59,7 @@ def code_matrix(leaf: jax.Array, energy: jax.Array) -> tuple[jax.Array, jax.Arra
     # Scaled, since squares of small updates would underflow.
     scaled = tall / jnp.maximum(jnp.max(jnp.abs(tall)), 1e-30)
     product = partial(jnp.matmul, precision="highest")  # whatever the setting is
-    energies, vectors = jnp.linalg.eigh(product(scaled.T, scaled))
+    energies, vectors = eigh(product(scaled.T, scaled))
     held = jnp.cumsum(jnp.maximum(energies, 0.0)[::-1])
     rank = 1 + jnp.sum(held[:-1] < energy * held[-1])
     kept = jnp.where(jnp.arange(len(held)) < rank, 1.0, 0.0)[::-1]

@@ -278,6 +278,12 @@ def test_natural_shares_are_the_users_of_the_data():
     users[-1] = 0
     own = make_partition(labels, 8, 3, kind="natural", users=users, protocol="authors")
     assert [rows.tolist() for rows in own.test] == [[10], [], [8, 9]]
+    found = {"kind": "natural", "protocol": "authors", "validation_fraction": 0.2}
+    tested = make_partition(
+        labels, 8, 4, users=np.array([0, 0, 0, 1, 1, 1, 2, 2, 0, 1, 3]), **found
+    )
+    with pytest.raises(PfedafmError, match="client 3 has no training images"):
+        tested.check(11, 4)
     with pytest.raises(PfedafmError, match=r"num_clients = 5 .* 3, the users of the data"):
         make_partition(labels, 8, 5, kind="natural", users=users)
     with pytest.raises(PfedafmError, match="for data that say whose is what"):

@@ -173,3 +173,12 @@ def test_fedapen_predicts_with_the_ensemble_first():
     for name, weight in (("ensemble", 0.25), ("equal", 0.5)):
         mixed = weight * scores["private"] + (1 - weight) * scores["shared"]
         np.testing.assert_allclose(scores[name], mixed, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("platform", "shape"), [("cpu", "64x64"), ("cuda", "3x64x64")])
+def test_clients_together_are_decomposed_one_by_one_on_a_cpu(platform, shape):
+    """Batched calls of LAPACK in one program can wait for one another for ever."""
+    code = jax.jit(jax.vmap(lambda one: code_matrix(one, jnp.float32(0.9))))
+    program = code.trace(jnp.ones((3, 80, 64))).lower(lowering_platforms=(platform,)).as_text()
+    calls = [line for line in program.splitlines() if "syevd" in line and "custom_call" in line]
+    assert len(calls) == 1 and f"(tensor<{shape}xf32>) ->" in calls[0]
