@@ -114,7 +114,11 @@ class Experiment:
             name: int(np.nansum(info.get(name, [getattr(one, name) for one in costs]), dtype=float))
             for name in ("floats_up", "floats_down", "flops")
         }
-        if not self.programs.method.counts_missed:
+        if self.programs.method.counts_missed:
+            # A discarded client has received nothing, by its own count, and reports it again.
+            received = info.get("floats_down", np.zeros_like(finite, float))
+            totals["floats_down"] = int(np.sum(received[finite], dtype=float))
+        else:
             gone = self.programs.costs(result.dropped)  # who received, and did and sent nothing
             totals["floats_down"] += int(sum(cost.floats_down for cost in gone))
         more = {}

@@ -7,7 +7,7 @@ import pytest
 from small import play, same, small_config, small_data, small_programs
 
 from pfedafm_jax import Experiment, engine, plots
-from pfedafm_jax.config import Config
+from pfedafm_jax.config import Config, updated
 from pfedafm_jax.engine.round import draw_participants, participants_of
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.observers import observed
@@ -72,6 +72,16 @@ def test_fedkd_counts_what_a_client_missed_once():
         assert record.floats_down == expected
     assert any(record.dropped and record.participants for record in experiment.records)
     assert not all(record.participants for record in experiment.records)
+
+
+def test_fedkd_counts_what_a_discarded_client_received_once():
+    config = small_config("fedkd", rounds=2, architectures=("dense_b",))
+    experiment = Experiment(updated(config, {"fedkd.learning_rate": 1e6}), *small_data())
+    for record in experiment.rounds():
+        reported = experiment.reports.loc[record.round]
+        kept = reported[reported["finite"].astype(bool)]
+        assert record.floats_down == kept["floats_down"].astype(float).sum()
+    assert all(record.not_finite for record in experiment.records)
 
 
 def test_a_record_without_anyone_dropped_is_as_it_always_was():
