@@ -158,7 +158,7 @@ def averaging(runs: Sequence[Run]) -> str:
 def over_seeds(runs: Sequence[Run]) -> str:
     """Methods that were run with several seeds: mean ± deviation over these, and the differences.
 
-    Each seed has a split of its own, so that clients are paired within a seed.
+    Each seed has a split of its own, so that clients are paired within a seed that both have.
     """
     by_method = {run.config["method"]: [] for run in runs}
     for run in runs:
@@ -166,19 +166,19 @@ def over_seeds(runs: Sequence[Run]) -> str:
     ours = {run.config["seed"]: run for run in by_method[OURS]}
     rows = []
     for method, own in by_method.items():
-        own = [run for run in own if run.config["seed"] in ours]
         if len(own) < 2:
             continue
         summaries = [run.summary for run in own]
         names = ("best_mean_accuracy", "last_ten_mean_accuracy", "final_all_clients_accuracy")
         cells = [percent(*mean_and_deviation([getattr(s, n) for s in summaries])) for n in names]
-        pairs = [late_clients(ours[run.config["seed"]]) - late_clients(run) for run in own]
-        means = [pair.mean() for pair in pairs]
-        ahead = f"{np.mean(means):+.2f} ± {np.std(means, ddof=1):.2f}"
-        p = f"{stats.ttest_1samp(np.concatenate(pairs), 0.0)[1]:.2g}"
-        rows.append(
-            [own[0].title, str(len(own)), *cells, *(("", "") if method == OURS else (ahead, p))]
-        )
+        both = [run for run in own if method != OURS and run.config["seed"] in ours]
+        pairs = [late_clients(ours[run.config["seed"]]) - late_clients(run) for run in both]
+        ahead = p = ""
+        if len(pairs) > 1:
+            means = [pair.mean() for pair in pairs]
+            ahead = f"{np.mean(means):+.2f} ± {np.std(means, ddof=1):.2f}"
+            p = f"{stats.ttest_1samp(np.concatenate(pairs), 0.0)[1]:.2g}"
+        rows.append([own[0].title, str(len(own)), *cells, ahead, p])
     heads = ["method", "seeds", "best round", "last ten", "all clients"]
     return (
         markdown([*heads, "pFedAFM − it, all clients, late", "p (paired t)"], rows) if rows else ""

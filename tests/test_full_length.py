@@ -73,10 +73,11 @@ def test_seeds_are_averaged_and_clients_paired_within_a_seed():
 
     runs = [run("pfedafm", 0, 0.8), run("pfedafm", 1, 0.9), run("fd", 0, 0.75), run("fd", 1, 0.84)]
     runs += [run("fml", 0, 0.5), run("standalone", 5, 0.5), run("standalone", 6, 0.5)]
-    ours, other = full_length.over_seeds(runs).splitlines()[2:]
+    ours, other, alone = full_length.over_seeds(runs).splitlines()[2:]
     assert ours == "| pFedAFM | 2 |" + 3 * " 85.00 ± 7.07 |" + "  |  |"
     assert other.startswith("| FD | 2 |" + 3 * " 79.50 ± 6.36 |" + " +5.50 ± 0.71 |")
-    assert full_length.over_seeds(runs[::2]) == ""
+    assert alone == "| Standalone | 2 |" + 3 * " 50.00 ± 0.00 |" + "  |  |"  # of other seeds
+    assert full_length.over_seeds(runs[:5:2]) == ""
 
 
 def test_parts_that_were_not_evaluated_have_no_level_and_no_change():
