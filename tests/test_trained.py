@@ -10,7 +10,6 @@ from pathlib import Path
 import chex
 import jax
 import jax.numpy as jnp
-import newcomers
 import numpy as np
 import pytest
 from PIL import Image
@@ -332,19 +331,3 @@ def test_a_newcomer_to_a_run_that_shares_nothing_is_told_so(trained, tmp_path, c
     assert join.main(words) == 0
     said, alone = capsys.readouterr().out, "Standalone shares nothing: the newcomer trains alone"
     assert all(words in said for words in ("the plugin is read", "after 0 visits", alone))
-
-
-@pytest.mark.slow
-def test_held_out_clients_join_runs_side_by_side(trained, tmp_path):
-    for method in ("standalone", "fedproto"):
-        some = {"dataset": "synthetic", "synthetic_samples": 240, "held_out_clients": 2}
-        config = small_config(method, rounds=1, architectures=("dense_b",), **some)
-        run(config, run_dir=tmp_path / method, progress=False)
-    folders = [str(tmp_path / "standalone"), str(tmp_path / "fedproto")]
-    newcomers.main([*folders, "--visits", "2", "--out", str(tmp_path / "found")])
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert np.array(found["fedproto"]["accuracies"]).shape == (2, 3)
-    assert "| FedProto (1 rounds) |" in (tmp_path / "found.md").read_text()
-    assert (tmp_path / "found.png").stat().st_size > 5000
-    with pytest.raises(PfedafmError, match="held_out_clients = 0 cannot be used"):
-        newcomers.joined(load_run(trained("standalone")[0]), 1, None)
