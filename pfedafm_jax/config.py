@@ -163,7 +163,7 @@ class Machine:
     store: Literal["auto", "memory", "disk"] = "auto"
     """Where clients' states are kept between visits."""
     checkpoint_every: Annotated[int, Ge(0), Le(10_000_000)] = 5
-    """Rounds between checkpoints, the last of which is after the last round; 0: none."""
+    """Rounds between checkpoints; the last round has one as well. 0: none at all."""
 
 
 GROUPS = (Data, Clients, Training, Machine)

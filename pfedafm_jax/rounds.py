@@ -25,7 +25,7 @@ from pfedafm_jax.progress import Progress, print_plan
 from pfedafm_jax.records import RunFolder
 from pfedafm_jax.settings import settings_of
 from pfedafm_jax.signals import Signals
-from pfedafm_jax.tasks import Task, checkpoint_folder, refuse_others
+from pfedafm_jax.tasks import Task, checkpoint_folder, other_digest, refuse_others
 
 Steps = Generator[None, Any, None]
 
@@ -215,9 +215,8 @@ def resume(experiment: Experiment, checkpoints: Checkpoints) -> bool:
     """Restores an experiment from its newest valid checkpoint; False if there is none."""
     mine, processes = checkpoints.identity, experiment.programs.processes
     for manifest in checkpoints.manifests().values():
-        other = [what for what in ("data", "split") if manifest[what] != mine[what]]
-        words = [f"{one}: sha256 {manifest[one][:16]}… → {mine[one][:16]}…" for one in other]
-        refuse_others(checkpoints.folder, words)
+        for what in ("data", "split"):
+            refuse_others(checkpoints.folder, other_digest(what, manifest[what], mine[what]))
     saved = checkpoints.load(experiment.state)
     if processes.count > 1:
         processes.any(False)  # a barrier: all have read what they need

@@ -128,11 +128,16 @@ def differences(stored: Mapping[str, Any], config: Config) -> list[str]:
     return found
 
 
+def other_digest(what: str, stored: str, asked: str) -> list[str]:
+    """Digests that differ, as `differences` says it."""
+    return [] if stored == asked else [f"{what}: sha256 {stored[:16]}… → {asked[:16]}…"]
+
+
 def other_data(run: Run, dataset: Dataset, split: Partition | None) -> list[str]:
     """Whether a run had these data, and this split of them if both are known, as `differences`."""
-    digest = run.about["data"]["digest"]
-    if digest != dataset.digest:
-        return [f"data: sha256 {digest[:16]}… → {dataset.digest[:16]}…"]
+    found = other_digest("data", run.about["data"]["digest"], dataset.digest)
+    if found:
+        return found
     if split is None or run.partition is None or run.partition.same_rows(split):
         return []
     return [f"split: {run.partition.about} → another one of the same data"]

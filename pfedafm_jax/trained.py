@@ -34,7 +34,7 @@ from pfedafm_jax.records import mean
 from pfedafm_jax.results import Run, read_run
 from pfedafm_jax.settings import bad, known, whole
 from pfedafm_jax.statistics import predict
-from pfedafm_jax.tasks import checkpoint_folder, differences
+from pfedafm_jax.tasks import checkpoint_folder, differences, other_digest
 from pfedafm_jax.training import EVALUATION_BATCH
 
 BLOCKS = 16  # batches per call
@@ -217,9 +217,7 @@ class TrainedRun:
                 "them, --checkpoint-every 0 makes none); its command makes them with --fresh"
             )
         others = differences(manifest["config"], self.config)
-        digest = self._data["digest"]
-        if manifest["data"] != digest:
-            others.append(f"data: sha256 {manifest['data'][:16]}… → {digest[:16]}…")
+        others += other_digest("data", manifest["data"], self._data["digest"])
         if others:
             words = "\n  ".join(
                 [f"{self._checkpoints.folder} has weights of another run:", *others]

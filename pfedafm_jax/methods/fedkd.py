@@ -37,7 +37,10 @@ def eigh(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
     Many at once on a GPU, one by one on a CPU, where jaxlib's batched call waits in XLA's thread
     pool for tasks of the same pool: two of them, of several clients each, wait for ever.
     """
-    plain = lambda one: tuple(jnp.linalg.eigh(one))  # noqa: E731
+
+    def plain(one: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return tuple(jnp.linalg.eigh(one))
+
     one_by_one = jax.custom_batching.sequential_vmap(plain)
     return jax.lax.platform_dependent(matrix, cpu=one_by_one, default=plain)
 
