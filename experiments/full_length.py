@@ -2,10 +2,10 @@
 
     python experiments/full_length.py experiments/results/full_length/hetero_cifar10-n100
 
-All runs have one split and the same participants in every round, so that methods are compared
-client by client (those of the lowest seed, if there are several; then one table has means over
-seeds). `late` rounds and evaluations are the last fifth of a run. ± is a standard error with the
-client as the unit, over its visits and evaluations, if nothing else is said.
+All runs of a seed have one split and the same participants in every round, so that methods are
+compared client by client. If there are several seeds, two tables are over these, the others are of
+the lowest. `late` rounds and evaluations are the last fifth of a run. ± is a standard error with
+the client as the unit, over its visits and evaluations, if nothing else is said.
 """
 
 import argparse
@@ -15,17 +15,17 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from paper import numbers
+from paper import by_seed, numbers
 from paper.by_client import STRETCHES, everyone, late_clients, span, stretches, visits, with_error
+from paper.by_seed import OURS
 from scipy import stats  # comes with JAX, which needs it
 
 from pfedafm_jax import PfedafmError, cli, figures, plots
 from pfedafm_jax.files import write_atomically
 from pfedafm_jax.progress import console
 from pfedafm_jax.results import Run, differing, read_runs
-from pfedafm_jax.tables import human, markdown, mean_and_deviation, percent
+from pfedafm_jax.tables import human, markdown, percent
 
-OURS = "pfedafm"
 CONTROLS = "fedper", "fedrep"  # a shared extractor, headers of their own, and nothing else
 CHOSEN = "method", "seed", "learning_rate", "weight_decay"  # may differ, beside methods' own
 DRAWS = 1000  # of as many rounds as a run has, to see what a maximum over rounds is worth
@@ -153,36 +153,6 @@ def averaging(runs: Sequence[Run]) -> str:
         cells = [f"{np.nanmean(values):.2f}" for values in (before, after)]
         rows.append([run.title, *cells, with_error(after - before)])
     return markdown(["method", "after training", "after the average", "change"], rows)
-
-
-def over_seeds(runs: Sequence[Run]) -> str:
-    """Methods that were run with several seeds: mean ± deviation over these, and the differences.
-
-    Each seed has a split of its own, so that clients are paired within a seed that both have.
-    """
-    by_method = {run.config["method"]: [] for run in runs}
-    for run in runs:
-        by_method[run.config["method"]].append(run)
-    ours = {run.config["seed"]: run for run in by_method[OURS]}
-    rows = []
-    for method, own in by_method.items():
-        if len(own) < 2:
-            continue
-        summaries = [run.summary for run in own]
-        names = ("best_mean_accuracy", "last_ten_mean_accuracy", "final_all_clients_accuracy")
-        cells = [percent(*mean_and_deviation([getattr(s, n) for s in summaries])) for n in names]
-        both = [run for run in own if method != OURS and run.config["seed"] in ours]
-        pairs = [late_clients(ours[run.config["seed"]]) - late_clients(run) for run in both]
-        ahead = p = ""
-        if len(pairs) > 1:
-            means = [pair.mean() for pair in pairs]
-            ahead = f"{np.mean(means):+.2f} ± {np.std(means, ddof=1):.2f}"
-            p = f"{stats.ttest_1samp(np.concatenate(pairs), 0.0)[1]:.2g}"
-        rows.append([own[0].title, str(len(own)), *cells, ahead, p])
-    heads = ["method", "seeds", "best round", "last ten", "all clients"]
-    return (
-        markdown([*heads, "pFedAFM − it, all clients, late", "p (paired t)"], rows) if rows else ""
-    )
 
 
 def models(run: Run) -> str:
@@ -330,7 +300,8 @@ def main(argv: list[str]) -> int:
         "Differences, points": differences(runs),
         "Differences by part of the run, points": by_stretch(ours, runs, lambda run: run.title),
         "All clients by part of the run, %": levels(runs),
-        "Several seeds, %": over_seeds(everything),
+        "Several seeds, mean and deviation over seeds, %": by_seed.levels(everything),
+        "Several seeds, pFedAFM minus the other, points": by_seed.differences(everything),
         "Rounds until the target": targets(runs),
         "Before and after the average: the same clients, second half, %": averaging(runs),
         "What mixing adds: pFedAFM's participants, and all its clients, %": models(ours),

@@ -6,7 +6,7 @@ import full_length
 import numpy as np
 import pytest
 from by_hand import record, run_by_hand
-from paper import by_client
+from paper import by_client, by_seed
 
 from pfedafm_jax import PfedafmError
 
@@ -69,15 +69,20 @@ def test_seeds_are_averaged_and_clients_paired_within_a_seed():
     def run(method, seed, everyone):
         scores = everyone + np.linspace(-0.1, 0.1, 100)
         rounds = [record(n, everyone, everyone=everyone) for n in range(1, 11)]
-        return run_by_hand(rounds, last_accuracies=scores, method=method, seed=seed)
+        seen = {"accuracy": np.tile(scores - seed / 100, (10, 1))}
+        return run_by_hand(rounds, last_accuracies=scores, visits=seen, method=method, seed=seed)
 
-    runs = [run("pfedafm", 0, 0.8), run("pfedafm", 1, 0.9), run("fd", 0, 0.75), run("fd", 1, 0.84)]
+    runs = [run("pfedafm", 1, 0.9), run("pfedafm", 0, 0.8), run("fd", 0, 0.75), run("fd", 1, 0.84)]
     runs += [run("fml", 0, 0.5), run("standalone", 5, 0.5), run("standalone", 6, 0.5)]
-    ours, other, alone = full_length.over_seeds(runs).splitlines()[2:]
-    assert ours == "| pFedAFM | 2 |" + 3 * " 85.00 ± 7.07 |" + "  |  |"
-    assert other.startswith("| FD | 2 |" + 3 * " 79.50 ± 6.36 |" + " +5.50 ± 0.71 |")
-    assert alone == "| Standalone | 2 |" + 3 * " 50.00 ± 0.00 |" + "  |  |"  # of other seeds
-    assert full_length.over_seeds(runs[:5:2]) == ""
+    ours, other, alone = by_seed.levels(runs).splitlines()[2:]
+    assert ours == "| pFedAFM | 0, 1 |" + 4 * " 85.00 ± 7.07 |"
+    assert other == "| FD | 0, 1 |" + 4 * " 79.50 ± 6.36 |"
+    assert alone == "| Standalone | 5, 6 |" + 4 * " 50.00 ± 0.00 |"
+    (only,) = by_seed.differences(runs).splitlines()[2:]  # Standalone has other seeds
+    start, p, seen = only.rsplit(" | ", 2)
+    assert start == "| pFedAFM − FD | +5.00 ± 0.00 | +6.00 ± 0.00" + 2 * " | +5.50 ± 0.71"
+    assert float(p) < 1e-3 and seen == "+5.50 ± 0.71 |"
+    assert by_seed.levels(runs[1:6:3]) == by_seed.differences(runs[1:6:3]) == ""
 
 
 def test_parts_that_were_not_evaluated_have_no_level_and_no_change():

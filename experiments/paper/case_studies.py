@@ -119,8 +119,12 @@ def along(study: Study, found: Found, axis: Axis) -> Outcome:
             ):
                 middle = np.array([outcome.mean(one, score) for one in runs])
                 width = np.array([100 * (outcome.score(one, score)[1] or 0.0) for one in runs])
-                axes.plot(points, middle, f"o{dash}", color=colour, ms=3, label=f"{name}, {text}")
-                axes.fill_between(points, middle - width, middle + width, color=colour, alpha=0.2)
+                known = np.isfinite(middle)  # a line joins what has been run
+                run_at, low, high = np.array([points, middle - width, middle + width])[:, known]
+                axes.plot(
+                    run_at, middle[known], f"o{dash}", color=colour, ms=3, label=f"{name}, {text}"
+                )
+                axes.fill_between(run_at, low, high, color=colour, alpha=0.2)
             stated = numbers.accuracy("hetero", method, study.scale.columns[-1], dataset)
             if axis is CLASSES and stated is not None:  # the first point is in Table 3
                 axes.plot(points[0], stated, "D", color=PAPER, markersize=4)

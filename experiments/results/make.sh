@@ -4,11 +4,11 @@
 #   experiments/results/make.sh STAGE [WORKERS]     epochs | rates | knobs | runs | mixes | table2 | figures
 #
 # From the environment: EPOCHS, the choice of the first stage ("--local-epochs 4 --flip --crop"); METHODS limits rates,
-# knobs and runs to some; runs also has DATASET (cifar10, or cifar100) and SEEDS ("0"), mixes has ROUNDS. Rates are those of the configuration.
+# knobs, runs and table2 to some; runs also has DATASET (cifar10, or cifar100) and SEEDS ("0"), mixes has ROUNDS. Rates are those of the configuration.
 # Files go to runs/evidence; CIFAR comes from DATA_DIR, the user's cache, or is fetched. experiments/choices.py makes the tables of
-# rates and knobs, experiments/full_length.py those of the runs, experiments/mixes.py those of mixes, and experiments/reproduce.py the paper's. The last two
-# stages use finished runs for their points (mkdir -p runs/evidence/full && cp -r experiments/results/full_length/hetero* runs/evidence/full),
-# and the tables are those of reproduce.py with the same words and --only-finished, without --methods.
+# rates and knobs, experiments/full_length.py those of the runs, experiments/mixes.py those of mixes, and experiments/reproduce.py the paper's
+# (`reproduce.py table2 --scale full --rounds 200`, `fig-… --scale full --rounds 100`, with --datasets cifar10 --only-finished --run-dir). Its
+# figures also have points of the runs: mkdir -p runs/evidence/full && cp -r experiments/results/full_length/hetero* runs/evidence/full.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 stage=${1:?stage: epochs, rates, knobs, runs, mixes, table2 or figures} workers=${2:-$(nproc)}
@@ -36,13 +36,10 @@ run() {
     "--method $method --seed $seed ${DATA_DIR:+--data-dir $DATA_DIR} $* --run-dir $out/full/$folder/$method-seed$seed"
 }
 
-# An item of the paper, ITEM ROUNDS MORE…
-paper() {
-  local item=$1 rounds=$2
-  shift 2
-  echo "reproduce.py $item --scale full --rounds $rounds --datasets ${DATASET:-cifar10}" \
-    "${DATA_DIR:+--data-dir $DATA_DIR} $* --devices 1 --run-dir $out/full"
-}
+# Points of the paper's figures, in the folders where reproduce.py looks for them.
+classes() { for method in pfedafm fedrep fedproto; do run $method 0 "$config-n100-classes$1" --classes-per-client "$1"; done; }
+gamma() { for method in pfedafm fedrep fedproto; do run $method 0 "$config-n100-gamma$1" --partition dirichlet --gamma "$1"; done; }
+mix_rate() { run pfedafm "$1" "$config-n100-mixlr$2" --pfedafm.mix-learning-rate "$2"; }
 
 jobs_of() {
   local config=hetero_${DATASET:-cifar10} rounds=500
@@ -80,9 +77,14 @@ jobs_of() {
     for mix in 0 0.5 1; do run pfedafm 0 "$config-n100-mix$mix" --pfedafm.mix-fixed "$mix"; done
     run pfedafm 0 "$config-n100-start0.5" --pfedafm.mix-start 0.5 ;;
   table2)
-    for method in $methods; do paper table2 200 --methods "$method"; done ;;
-  figures)
-    for item in fig-ablation-training fig-pathological fig-dirichlet fig-mix-lr; do paper $item 100; done ;;
+    config=homo_${DATASET:-cifar10} rounds=200
+    for method in $methods; do run "$method" 0 "$config-n100"; done ;;
+  figures) # of CIFAR-10, the ends of each axis first
+    rounds=100
+    run pfedafm 0 "$config-n100-end_to_end" --pfedafm.training end_to_end
+    classes 10; gamma 0.1; gamma 0.5; mix_rate 0 0.001; mix_rate 0 0.1
+    classes 6; gamma 0.3; mix_rate 0 0.01; classes 4; classes 8; gamma 0.2; gamma 0.4
+    for seed in 1 2; do mix_rate $seed 0.001; mix_rate $seed 0.1; mix_rate $seed 0.01; done ;;
   *) echo "stage $stage is not known" >&2; exit 2 ;;
   esac
 }
