@@ -3,7 +3,7 @@
     python experiments/full_length.py experiments/results/full_length/hetero_cifar10-n100
 
 All runs of a seed have one split and the same participants in every round, so that methods are
-compared client by client. If there are several seeds, two tables are over these, the others are of
+compared client by client. If there are several seeds, three tables are over these, the others are of
 the lowest. `late` rounds and evaluations are the last fifth of a run. ± is a standard error with
 the client as the unit, over its visits and evaluations, if nothing else is said.
 """
@@ -16,7 +16,16 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 from paper import by_seed, numbers
-from paper.by_client import STRETCHES, everyone, late_clients, span, stretches, visits, with_error
+from paper.by_client import (
+    STRETCHES,
+    change,
+    everyone,
+    late_clients,
+    span,
+    stretches,
+    visits,
+    with_error,
+)
 from paper.by_seed import OURS
 from scipy import stats  # comes with JAX, which needs it
 
@@ -96,11 +105,9 @@ def levels(runs: Sequence[Run]) -> str:
     for run in runs:
         means = [everyone(run)[evaluations] for _, evaluations in parts]
         cells = [f"{part.mean():.2f}" if part.size else "–" for part in means]
-        two = means[-2].size and means[-1].size
-        change = with_error(means[-1].mean(axis=0) - means[-2].mean(axis=0)) if two else "–"
         highest = everyone(run).mean(axis=1)
         when = run.clients["evaluation_rounds"][highest.argmax()]
-        rows.append([run.title, *cells, change, f"{highest.max():.2f} ({when})"])
+        rows.append([run.title, *cells, with_error(change(run)), f"{highest.max():.2f} ({when})"])
     heads = ["all clients, %", *(span(rows) for rows, _ in parts)]
     return markdown([*heads, "change in the last part", "highest (round)"], rows)
 
@@ -302,6 +309,7 @@ def main(argv: list[str]) -> int:
         "All clients by part of the run, %": levels(runs),
         "Several seeds, mean and deviation over seeds, %": by_seed.levels(everything),
         "Several seeds, pFedAFM minus the other, points": by_seed.differences(everything),
+        "Several seeds, what mixing adds by part of the run": by_seed.mixing(everything),
         "Rounds until the target": targets(runs),
         "Before and after the average: the same clients, second half, %": averaging(runs),
         "What mixing adds: pFedAFM's participants, and all its clients, %": models(ours),

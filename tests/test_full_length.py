@@ -74,15 +74,29 @@ def test_seeds_are_averaged_and_clients_paired_within_a_seed():
 
     runs = [run("pfedafm", 1, 0.9), run("pfedafm", 0, 0.8), run("fd", 0, 0.75), run("fd", 1, 0.84)]
     runs += [run("fml", 0, 0.5), run("standalone", 5, 0.5), run("standalone", 6, 0.5)]
-    ours, other, alone = by_seed.levels(runs).splitlines()[2:]
-    assert ours == "| pFedAFM | 0, 1 |" + 4 * " 85.00 ± 7.07 |"
-    assert other == "| FD | 0, 1 |" + 4 * " 79.50 ± 6.36 |"
-    assert alone == "| Standalone | 5, 6 |" + 4 * " 50.00 ± 0.00 |"
+    rows = by_seed.levels(runs).splitlines()[2:]
+    assert rows[:2] == [
+        f"| pFedAFM | {seed} |" + 4 * f" {80 + 10 * seed}.00 |" + " – |" for seed in (0, 1)
+    ]
+    means = {"pFedAFM": "85.00 ± 7.07", "FD": "79.50 ± 6.36", "Standalone": "50.00 ± 0.00"}
+    assert rows[2::3] == [
+        f"| {title} | mean ± deviation |" + 4 * f" {mean} |" + " – |"
+        for title, mean in means.items()
+    ]
     (only,) = by_seed.differences(runs).splitlines()[2:]  # Standalone has other seeds
-    start, p, seen = only.rsplit(" | ", 2)
+    start, of_clients, of_seeds, *end = only.rsplit(" | ", 4)
     assert start == "| pFedAFM − FD | +5.00 ± 0.00 | +6.00 ± 0.00" + 2 * " | +5.50 ± 0.71"
-    assert float(p) < 1e-3 and seen == "+5.50 ± 0.71 |"
+    assert end == ["+5.50 ± 0.71", "+5.50 ± 0.71 |"]  # participants, best round
+    # 5.5 / (0.71 / √2) = 11, with one degree of freedom: 1 - 2 arctan(11) / π
+    assert float(of_clients) < 1e-3 and of_seeds == f"{1 - 2 * np.arctan(11) / np.pi:.2g}"
     assert by_seed.levels(runs[1:6:3]) == by_seed.differences(runs[1:6:3]) == ""
+    for one, small in zip(runs[:2], (0.87, 0.79), strict=True):  # 3 and 1 points below the mixed
+        one.clients["all_clients/accuracy/small"] = one.clients["all_clients/accuracy"] + small
+        one.clients["all_clients/accuracy/small"] -= one.summary.final_all_clients_accuracy
+    *parts, last = by_seed.mixing(runs).splitlines()[2:]
+    assert parts[0] == "| 1 to 2 | – | – | – |"  # not evaluated
+    assert last == "| 9 to 10 | +1.00 ± 0.00 | +3.00 ± 0.00 | +2.00 ± 1.41 |"
+    assert by_seed.mixing(runs[2:]) == ""
 
 
 def test_parts_that_were_not_evaluated_have_no_level_and_no_change():

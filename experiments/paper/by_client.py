@@ -35,6 +35,14 @@ def late_clients(run: Run) -> np.ndarray:
     return everyone(run)[evaluations].mean(axis=0)
 
 
+def change(run: Run) -> np.ndarray:
+    """What the last part of a run changed in each client's accuracy, in points: `[clients]`."""
+    *_, (_, before), (_, late) = stretches(run)
+    if not (len(before) and len(late)):
+        return np.full(everyone(run).shape[1], np.nan)
+    return everyone(run)[late].mean(axis=0) - everyone(run)[before].mean(axis=0)
+
+
 def with_error(values: np.ndarray) -> str:
     """Mean of what is finite, and its standard error if clients, the last axis, are the units."""
     values = np.atleast_2d(values)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats  # comes with JAX, which needs it
 
-from paper.by_client import everyone, late_clients, stretches, visits, with_error
+from paper.by_client import change, everyone, late_clients, span, stretches, visits, with_error
 from pfedafm_jax.results import Run
 from pfedafm_jax.tables import markdown, mean_and_deviation, percent
 
@@ -24,25 +24,29 @@ def _by_method(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
     return {method: dict(sorted(own.items())) for method, own in found.items() if len(own) > 1}
 
 
-def levels(runs: Sequence[Run]) -> str:
-    """Mean ± deviation over seeds of the accuracies of the first table."""
-    rows = []
-    for own in _by_method(runs).values():
-        summaries = [run.summary for run in own.values()]
-        names = ("best_mean_accuracy", "last_ten_mean_accuracy", "final_all_clients_accuracy")
-        known = [[getattr(one, name) for one in summaries] for name in names]
-        known.append([late_clients(run).mean() / 100 for run in own.values()])
-        cells = [percent(*mean_and_deviation(values)) for values in known]
-        seeds = ", ".join(map(str, own))
-        rows.append([next(iter(own.values())).title, seeds, *cells])
-    heads = ["method", "seeds", "best round", "last ten", "all clients", "late, all clients"]
-    return markdown(heads, rows) if rows else ""
-
-
-def _over(values: Sequence[np.ndarray]) -> str:
+def _over(values: Sequence[np.ndarray | float]) -> str:
     """Mean ± deviation over seeds of the means over what is finite."""
+    if not all(np.isfinite(one).any() for one in values):
+        return "–"
     means = [np.nanmean(one) for one in values]
     return f"{np.mean(means):+.2f} ± {np.std(means, ddof=1):.2f}"
+
+
+def levels(runs: Sequence[Run]) -> str:
+    """The accuracies of the first table for every seed, and their mean ± deviation over seeds."""
+    rows = []
+    for own in _by_method(runs).values():
+        known = []
+        for seed, run in own.items():
+            one = run.summary
+            values = one.best_mean_accuracy, one.last_ten_mean_accuracy
+            known.append((*values, one.final_all_clients_accuracy, late_clients(run).mean() / 100))
+            rows.append([run.title, f"{seed}", *map(percent, known[-1]), with_error(change(run))])
+        cells = [percent(*mean_and_deviation(values)) for values in zip(*known, strict=True)]
+        changes = [change(run) for run in own.values()]
+        rows.append([rows[-1][0], "mean ± deviation", *cells, _over(changes)])
+    heads = ["method", "seed", "best round", "last ten", "all clients", "late, all clients"]
+    return markdown([*heads, "change in the last part"], rows) if rows else ""
 
 
 def differences(runs: Sequence[Run]) -> str:
@@ -60,8 +64,27 @@ def differences(runs: Sequence[Run]) -> str:
         seen = [(visits(a) - visits(b))[rounds] for a, b in pairs.values()]
         cells = [with_error(end[seed]) if seed in end else "–" for seed in ours]
         cells += [_over(list(end.values())), _over(late)]
-        cells += [f"{stats.ttest_1samp(np.concatenate(late), 0.0)[1]:.2g}", _over(seen)]
+        units = np.concatenate(late), [one.mean() for one in late]
+        cells += [f"{stats.ttest_1samp(unit, 0.0)[1]:.2g}" for unit in units]
+        best = [
+            100 * (a.summary.best_mean_accuracy - b.summary.best_mean_accuracy)
+            for a, b in pairs.values()
+        ]
+        cells += [_over(seen), _over(best)]
         rows.append([f"pFedAFM − {next(iter(own.values())).title}", *cells])
     heads = ["points", *(f"seed {seed}, end" for seed in ours)]
-    heads += ["all clients, end", "all clients, late", "p (paired t, late)", "participants, late"]
+    heads += ["all clients, end", "all clients, late", "p, units are clients", "p, units are seeds"]
+    heads += ["participants, late", "best round"]
+    return markdown(heads, rows) if rows else ""
+
+
+def mixing(runs: Sequence[Run]) -> str:
+    """pFedAFM's mixed prediction minus its small one over all clients, by part of the run and seed."""
+    ours = _by_method(runs).get(OURS, {})
+    gains = [everyone(run) - everyone(run, "small") for run in ours.values()]
+    rows = []
+    for part, evaluations in stretches(next(iter(ours.values()))) if ours else ():
+        of_seeds = [gain[evaluations] for gain in gains]
+        rows.append([span(part), *map(with_error, of_seeds), _over(of_seeds)])
+    heads = ["all clients, mixed − small, points", *(f"seed {seed}" for seed in ours), "all seeds"]
     return markdown(heads, rows) if rows else ""
