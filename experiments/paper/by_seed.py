@@ -49,6 +49,11 @@ def levels(runs: Sequence[Run]) -> str:
     return markdown([*heads, "change in the last part"], rows) if rows else ""
 
 
+def _best(run: Run) -> float:
+    """The best round's mean over its participants, in percent."""
+    return np.nanmean(visits(run), axis=1).max()
+
+
 def differences(runs: Sequence[Run]) -> str:
     """pFedAFM minus each other method: at the end by seed, then over the seeds that both have."""
     several = _by_method(runs)
@@ -66,10 +71,7 @@ def differences(runs: Sequence[Run]) -> str:
         cells += [_over(list(end.values())), _over(late)]
         units = np.concatenate(late), [one.mean() for one in late]
         cells += [f"{stats.ttest_1samp(unit, 0.0)[1]:.2g}" for unit in units]
-        best = [
-            100 * (a.summary.best_mean_accuracy - b.summary.best_mean_accuracy)
-            for a, b in pairs.values()
-        ]
+        best = [_best(a) - _best(b) for a, b in pairs.values()]
         cells += [_over(seen), _over(best)]
         rows.append([f"pFedAFM − {next(iter(own.values())).title}", *cells])
     heads = ["points", *(f"seed {seed}, end" for seed in ours)]
