@@ -1,6 +1,6 @@
 """pFedAFM with mix vectors that are trained and fixed, beside the shared extractor alone.
 
-    python experiments/mixes.py experiments/results/full_length/hetero_cifar10-n100*
+    python experiments/mixes.py experiments/results/full_length/hetero_cifar10-n100{,-mix0,-mix0.5,-mix1,-start0.5}
 
 compares the runs of pFedAFM in these folders, and those of FedPer and FedRep, of the lowest seed
 and over the rounds that all have: these methods do not know their length, so that the first rounds

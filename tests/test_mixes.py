@@ -29,7 +29,8 @@ def test_runs_that_differ_otherwise_are_refused(tmp_path):
 
 
 def test_the_results_page_has_the_tables_that_the_command_makes(tmp_path):
-    run(tmp_path, *FULL.parent.glob("hetero_cifar10-n100*"))
+    ends = ("", "-mix0", "-mix0.5", "-mix1", "-start0.5")
+    run(tmp_path, *(FULL.with_name(FULL.name + end) for end in ends))
     page = (FULL.parents[1] / "README.md").read_text()
     tables = (tmp_path / "found.md").read_text().split("\n\n")
     assert [table for table in tables if table.startswith("|") and table.strip() not in page] == []
