@@ -3,9 +3,9 @@
     python experiments/full_length.py experiments/results/full_length/hetero_cifar10-n100
 
 All runs of a seed have one split and the same participants in every round, so that methods are
-compared client by client. If there are several seeds, three tables are over these, the others are of
-the lowest. `late` rounds and evaluations are the last fifth of a run. ± is a standard error with
-the client as the unit, over its visits and evaluations, if nothing else is said.
+compared client by client. If there are several seeds, three tables are over these, the others
+are of the lowest. `late` rounds and evaluations are the last fifth of a run. ± is a standard error
+with the client as the unit, over its visits and evaluations, if nothing else is said.
 """
 
 import argparse

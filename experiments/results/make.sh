@@ -4,7 +4,7 @@
 #   experiments/results/make.sh STAGE [WORKERS]     epochs | rates | knobs | runs | mixes | table2 | figures
 #
 # From the environment: EPOCHS, the choice of the first stage ("--local-epochs 4 --flip --crop"); METHODS limits rates,
-# knobs, runs and table2 to some; runs also has DATASET (cifar10, or cifar100) and SEEDS ("0"), mixes has ROUNDS. Rates are those of the configuration.
+# knobs, runs and table2 to some; runs and table2 have DATASET (cifar10, or cifar100), runs has SEEDS ("0"), mixes has ROUNDS. Rates are those of the configuration.
 # Files go to runs/evidence; CIFAR comes from DATA_DIR, the user's cache, or is fetched. experiments/choices.py makes the tables of
 # rates and knobs, experiments/full_length.py those of the runs, experiments/mixes.py those of mixes, and experiments/reproduce.py the paper's
 # (`reproduce.py table2 --scale full --rounds 200`, `fig-… --scale full --rounds 100`, with --datasets cifar10 --only-finished --run-dir). Its
