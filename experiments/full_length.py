@@ -21,13 +21,13 @@ from paper.by_client import (
     change,
     everyone,
     late_clients,
+    paired_p,
     span,
     stretches,
     visits,
     with_error,
 )
 from paper.by_seed import OURS
-from scipy import stats  # comes with JAX, which needs it
 
 from pfedafm_jax import PfedafmError, cli, figures, plots
 from pfedafm_jax.files import write_atomically
@@ -71,7 +71,7 @@ def differences(runs: Sequence[Run]) -> str:
             continue
         clients = late_clients(ours) - late_clients(run)
         row = [with_error((everyone(ours) - everyone(run))[-1]), with_error(clients)]
-        row += [f"{stats.ttest_1samp(clients, 0.0)[1]:.2g}"]
+        row += [paired_p(clients)]
         row += [f"{(clients > 0).sum()} : {(clients < 0).sum()}"]
         row += [with_error((visits(ours) - visits(run))[rows_late])]
         if alone is None or run is alone:

@@ -13,10 +13,13 @@ from pfedafm_jax import PfedafmError
 RESULTS = Path(__file__).parents[1] / "experiments" / "results"
 
 
-def test_the_results_page_has_the_tables_that_the_command_makes(tmp_path):
-    folder = RESULTS / "full_length" / "hetero_cifar10-n100"
-    full_length.main([str(folder), "--out", str(tmp_path / "found")])
-    page = (RESULTS / "README.md").read_text()
+@pytest.mark.parametrize(
+    ("folder", "page"),
+    [("hetero_cifar10-n100", "README.md"), ("hetero_cifar100-n100", "cifar100.md")],
+)
+def test_the_results_pages_have_the_tables_that_the_command_makes(tmp_path, folder, page):
+    full_length.main([str(RESULTS / "full_length" / folder), "--out", str(tmp_path / "found")])
+    page = (RESULTS / page).read_text()
     tables = (tmp_path / "found.md").read_text().split("\n\n")
     assert (tmp_path / "found.png").stat().st_size > 10_000
     assert [table for table in tables if table.startswith("|") and table.strip() not in page] == []
@@ -49,11 +52,9 @@ def test_runs_of_different_lengths_are_not_compared(tmp_path):
 
 
 def test_runs_that_differ_in_more_than_methods_are_not_compared(tmp_path):
-    folders = [
-        RESULTS / name / "fd-seed0" for name in ("homo_cifar10-n100", "hetero_cifar100-n100")
-    ]
+    folders = [RESULTS / name / "fd-seed0" for name in ("homo_cifar10-n100", "homo_cifar100-n100")]
     ours = str(RESULTS / "homo_cifar10-n100" / "pfedafm-seed0")
-    with pytest.raises(PfedafmError, match="differ in dataset, classes_per_client, architectures"):
+    with pytest.raises(PfedafmError, match="differ in dataset, classes_per_client"):
         full_length.main([ours, *map(str, folders), "--out", str(tmp_path / "found")])
 
 
@@ -63,6 +64,11 @@ def test_the_error_of_a_mean_has_clients_as_units():
     values = np.array([[0.0, np.nan], [2.0, 3.0]])
     assert by_client.with_error(values) == f"+1.67 ± {np.sqrt(2 * 2 * (4 / 3) ** 2) / 3:.2f}"
     assert by_client.with_error(np.full((2, 3), np.nan)) == "–"
+
+
+def test_the_smallest_p_is_not_rounded_to_nothing():
+    apart = np.linspace(12, 13, 100, dtype=np.float32)
+    assert 0 < float(by_client.paired_p(apart)) < 1e-100
 
 
 def test_seeds_are_averaged_and_clients_paired_within_a_seed():

@@ -28,10 +28,16 @@ def test_runs_that_differ_otherwise_are_refused(tmp_path):
         run(tmp_path, FULL / "pfedafm-seed0", tmp_path / "other")
 
 
-def test_the_results_page_has_the_tables_that_the_command_makes(tmp_path):
-    ends = ("", "-mix0", "-mix0.5", "-mix1", "-start0.5")
-    run(tmp_path, *(FULL.with_name(FULL.name + end) for end in ends))
-    page = (FULL.parents[1] / "README.md").read_text()
+@pytest.mark.parametrize(
+    ("name", "ends", "page"),
+    [
+        (FULL.name, ("", "-mix0", "-mix0.5", "-mix1", "-start0.5"), "README.md"),
+        ("hetero_cifar100-n100", ("", "-mix0"), "cifar100.md"),
+    ],
+)
+def test_the_results_pages_have_the_tables_that_the_command_makes(tmp_path, name, ends, page):
+    run(tmp_path, *(FULL.with_name(name + end) for end in ends))
+    page = (FULL.parents[1] / page).read_text()
     tables = (tmp_path / "found.md").read_text().split("\n\n")
     assert [table for table in tables if table.startswith("|") and table.strip() not in page] == []
     assert (tmp_path / "found.png").stat().st_size > 10_000

@@ -1,8 +1,9 @@
 """A finished run's accuracies client by client, in parts of the run, and the error of their mean."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+from scipy import stats  # comes with JAX, which needs it
 
 from pfedafm_jax.results import Run
 
@@ -53,3 +54,8 @@ def with_error(values: np.ndarray) -> str:
     of_clients = np.where(known, values - mean, 0.0).sum(axis=0)
     error = np.sqrt(units / (units - 1) * (of_clients**2).sum()) / known.sum()
     return f"{mean:+.2f} ± {error:.2f}"
+
+
+def paired_p(differences: np.ndarray | Sequence[float]) -> str:
+    """p of a paired t-test; in double precision, since accuracies are stored in single, which ends at 1e-45."""
+    return f"{stats.ttest_1samp(np.asarray(differences, np.float64), 0.0)[1]:.2g}"

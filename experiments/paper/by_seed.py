@@ -7,9 +7,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import stats  # comes with JAX, which needs it
 
-from paper.by_client import change, everyone, late_clients, span, stretches, visits, with_error
+from paper.by_client import (
+    change,
+    everyone,
+    late_clients,
+    paired_p,
+    span,
+    stretches,
+    visits,
+    with_error,
+)
 from pfedafm_jax.results import Run
 from pfedafm_jax.tables import markdown, mean_and_deviation, percent
 
@@ -70,7 +78,7 @@ def differences(runs: Sequence[Run]) -> str:
         cells = [with_error(end[seed]) if seed in end else "–" for seed in ours]
         cells += [_over(list(end.values())), _over(late)]
         units = np.concatenate(late), [one.mean() for one in late]
-        cells += [f"{stats.ttest_1samp(unit, 0.0)[1]:.2g}" for unit in units]
+        cells += [paired_p(unit) for unit in units]
         best = [_best(a) - _best(b) for a, b in pairs.values()]
         cells += [_over(seen), _over(best)]
         rows.append([f"pFedAFM − {next(iter(own.values())).title}", *cells])
