@@ -52,10 +52,12 @@ def test_runs_of_different_lengths_are_not_compared(tmp_path):
 
 
 def test_runs_that_differ_in_more_than_methods_are_not_compared(tmp_path):
-    folders = [RESULTS / name / "fd-seed0" for name in ("homo_cifar10-n100", "homo_cifar100-n100")]
+    unlike = {"dataset": "cifar100", "classes_per_client": 10, "architectures": ("cnn1", "cnn5")}
+    rounds = [record(n) for n in range(1, 21)]
+    run_by_hand(rounds, tmp_path / "fd", method="fd", **unlike)
     ours = str(RESULTS / "homo_cifar10-n100" / "pfedafm-seed0")
-    with pytest.raises(PfedafmError, match="differ in dataset, classes_per_client"):
-        full_length.main([ours, *map(str, folders), "--out", str(tmp_path / "found")])
+    with pytest.raises(PfedafmError, match="differ in dataset, classes_per_client, architectures"):
+        full_length.main([ours, str(tmp_path / "fd"), "--out", str(tmp_path / "found")])
 
 
 def test_the_error_of_a_mean_has_clients_as_units():

@@ -57,5 +57,5 @@ def with_error(values: np.ndarray) -> str:
 
 
 def paired_p(differences: np.ndarray | Sequence[float]) -> str:
-    """p of a paired t-test; in double precision, since accuracies are stored in single, which ends at 1e-45."""
+    """p of a paired t-test, in double precision: the single one of accuracies ends at 1e-45."""
     return f"{stats.ttest_1samp(np.asarray(differences, np.float64), 0.0)[1]:.2g}"
