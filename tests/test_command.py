@@ -223,6 +223,22 @@ def test_help_fits_two_screens_and_help_all_has_every_setting(capsys):
     assert own <= shown_flags
 
 
+def test_lapack_has_one_thread_for_each_device():
+    # In a process of its own: here it is loaded already.
+    code = """
+from threadpoolctl import threadpool_info
+from pfedafm_jax import setup_devices
+import jax
+setup_devices(1, cache=False)
+jax.numpy.linalg.eigh(jax.numpy.eye(2))
+print(*sorted({one["num_threads"] for one in threadpool_info()}))
+"""
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", code]
+    asked = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert asked.stdout.split() == ["1"]
+
+
 @pytest.mark.parametrize(
     ("words", "setting", "value"),
     [

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import importlib
 import logging
 import os
 import sys
@@ -34,7 +35,10 @@ def setup_devices(count: int = 0, cache: bool = True) -> None:
     logging.getLogger("jax._src.xla_bridge").addFilter(_without_driver)
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", count or usable_cores())
-    threadpool_limits(limits=1, user_api="blas")  # LAPACK's threads would compete with devices
+    # LAPACK's threads would compete with devices. What is not loaded yet cannot be limited, and
+    # jaxlib loads SciPy's at its first use.
+    importlib.import_module("scipy.linalg")
+    threadpool_limits(limits=1, user_api="blas")
     _keep_memory()
     if cache:
         _cache(jax.config.jax_compilation_cache_dir)  # pyright: ignore[reportAttributeAccessIssue]
