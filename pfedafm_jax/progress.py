@@ -213,18 +213,32 @@ def print_summary(summary: Summary, paths: Sequence[Path]) -> None:
         console.print(f"  {path}")
 
 
+def _fitted(headings: Sequence[str], widths: Sequence[int], space: int) -> list[int]:
+    """Widths of a table's columns, from those of their values: where space is short, headings are
+    broken between words, and then names of the first column and words."""
+    found = [max(len(heading), width) for heading, width in zip(headings, widths, strict=True)]
+    words = [max(map(len, heading.split()), default=0) for heading in headings]
+    for least in (list(map(max, words, widths)), [min(widths[0], 12), *widths[1:]]):
+        while sum(found) + 2 * (len(found) - 1) > space and found != least:
+            spare = [have - need for have, need in zip(found, least, strict=True)]
+            found[spare.index(max(spare))] -= 1
+    return found
+
+
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
     """Prints a table, with its first column bold; below headings the others are right-aligned."""
     table = Table(box=None, pad_edge=False, title=title or None, title_justify="left")
     table.show_header, right = bool(headings), "right" if headings else "left"
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     # Long names and headings are broken into lines rather than numbers, if that helps.
-    whole = bool(headings and rows) and sum(widths[1:]) + 2 * len(widths) + 12 <= console.width
-    for index, heading in enumerate(headings or rows[0]):
-        style: Any = {"justify": right, "min_width": widths[index] if whole else None}
-        if index == 0:
-            style = {"style": "bold", "no_wrap": not rows or widths[0] <= 24}
-        table.add_column(heading, **style, overflow="fold")
+    if headings and rows and sum(widths[1:]) + 2 * len(widths) + 12 <= console.width:
+        fitted = _fitted(headings, widths, console.width)
+    else:
+        fitted = [None] * len(headings or rows[0])
+    for index, (heading, width) in enumerate(zip(headings or rows[0], fitted, strict=True)):
+        style: Any = {"justify": right} if index else {"style": "bold"}
+        narrow = not index and (not rows or widths[0] <= 24) and width is None
+        table.add_column(heading, **style, width=width, no_wrap=narrow, overflow="fold")
     for row in rows:
         table.add_row(*row)
     console.print(table)

@@ -13,7 +13,7 @@ from by_hand import record, run_by_hand
 from pfedafm_jax import cli, plots
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.observers import Observation, Observer, TensorBoard, WeightsAndBiases, scalars
-from pfedafm_jax.progress import print_plan
+from pfedafm_jax.progress import console, print_plan, print_table
 from pfedafm_jax.results import read_run
 from pfedafm_jax.runs import run
 
@@ -97,6 +97,17 @@ def test_the_plan_says_where_the_users_of_the_data_are_not_used(straight, datase
     print_plan(experiment)
     said = " ".join(capsys.readouterr().out.split())
     assert "the data's 3 users are not used (--partition natural)" in said
+
+
+@pytest.mark.parametrize("name", ["CIFAR-10", "a name of a dataset that is far too long"])
+def test_a_table_has_all_its_numbers_at_80_columns(name, capsys, monkeypatch):
+    monkeypatch.setattr(console, "width", 80)
+    headings = ["dataset", "rate", "method", "best, %", "last ten, %", "all clients, %"]
+    row = [name, "0.001", "pFedAFM", "93.41 ± 0.85", "89.70 ± 0.80", "88.63 ± 1.48", "100", "3"]
+    print_table([*headings, "rounds", "seeds"], [row])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.split()[-13:] == " ".join(row[1:]).split() for line in lines)
 
 
 def test_a_resumed_run_is_one_run_and_has_no_round_twice(straight, observed, tmp_path):
