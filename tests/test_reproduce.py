@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import reproduce
 from by_hand import record, run_by_hand
-from paper import numbers, outcome
+from paper import case_studies, numbers, outcome
 from paper.items import ITEMS
 from paper.study import SCALES, Study, estimator, name_of
 from paper.tables import accuracy_table
@@ -45,6 +45,14 @@ def test_the_papers_margins_follow_from_its_tables(family):
         mutual = [values[name] for name in numbers.MUTUAL if values[name] is not None]
         assert own - max(mutual) == pytest.approx(numbers.MARGIN_MUTUAL[family][index], abs=1e-6)
     assert set(numbers.METHODS) == set(numbers.ACCURACY[family]) <= set(method_names())
+
+
+def test_almost_all_of_two_rates_is_not_said():
+    means = {"pfedafm": [80.0, 93.0, 94.0], "fedproto": [90.0, 90.0, 90.0]}
+    rises, almost = case_studies.MIX_RATE.claims({"CIFAR-10": means})
+    assert rises.seen and almost.seen and almost.detail == "2 of 3"
+    two = {name: values[:2] for name, values in means.items()}
+    assert case_studies.MIX_RATE.claims({"CIFAR-10": two})[1].seen is None
 
 
 @pytest.mark.parametrize("module", [numbers, outcome])

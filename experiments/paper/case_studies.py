@@ -54,7 +54,7 @@ def _rates(found: Mapping[str, Means]) -> list[Claim]:
         ends, above = _ends(means["pfedafm"]), _above({label: means})
         rises = f"{label}: accuracy rises with the rate (the paper says so of CIFAR-10)."
         claims.append(Claim(rises, ends[1] > ends[0] if ends else None))
-        almost = sum(above) >= len(above) - 1 if above else None
+        almost = sum(above) >= len(above) - 1 if len(above) > 2 else None
         text = f"{label}: almost all rates are above FedProto."
         claims.append(Claim(text, almost, f"{sum(above)} of {len(above)}" if above else ""))
     return claims
