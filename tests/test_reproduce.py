@@ -130,7 +130,10 @@ def made_up(config: Config, level: float = 0.8, not_finite: int = 0, folder: Pat
     mix[:, :drawn] = np.linspace(1, 0.2, config.rounds)[:, None]
     scores = np.random.default_rng(0).normal(level - 0.1, 0.05, config.num_clients)
     visits, settings = {"mix_mean": mix}, config.as_dict()
-    return run_by_hand(rounds, folder, last_accuracies=scores, visits=visits, **settings)
+    run = run_by_hand(rounds, folder, last_accuracies=scores, visits=visits, **settings)
+    for name, less in others.items():
+        run.clients[f"all_clients/accuracy{name}"] = scores[None] - less  # pyright: ignore
+    return run
 
 
 def test_accuracies_stand_beside_the_papers(tmp_path):
@@ -186,6 +189,9 @@ def test_every_figure_is_drawn_from_finished_runs_and_says_what_is_missing(tmp_p
     dirichlet = rows("fig-dirichlet")
     assert ("CIFAR-100", "0.5", "pFedAFM", "55.00", "42.62", "45.00", "20", "1") in dirichlet
     assert not any(row[:3] == ("CIFAR-100", "0.5", "FedProto") for row in dirichlet)
+    differences = [tuple(row) for row in outcomes["fig-dirichlet"].tables[1].rows]
+    assert ("CIFAR-10", "0.5", "+5.00 ± 0.00", "+5.00 ± 0.00") in differences
+    assert ("CIFAR-100", "0.5", "–", "+5.00 ± 0.00") in differences
     mix = ("95.00 ± 0.00", "73.62 ± 0.00", "85.00 ± 0.00", "20", "3")
     assert ("CIFAR-10", "0.001", "pFedAFM", *mix) in rows("fig-mix-lr")
     assert ("CIFAR-10", "client 0", "1.000", "0.200", "20", "0", "20") in rows("fig-mix-mean")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paper import numbers, outcome
+from paper.by_client import everyone, with_error
 from paper.outcome import BEST, EVERYONE, PAPER, SCORES, Claim, Outcome, Table, everywhere
 from paper.study import Found, Study, at
 from pfedafm_jax import figures, plots
@@ -136,7 +137,31 @@ def along(study: Study, found: Found, axis: Axis) -> Outcome:
         axes.legend(frameon=False, fontsize=7)
     notes = ["The paper shows its values in a picture only; a diamond is from its Table 3."]
     tables = [Table("", ("dataset", axis.label, "method", *SCORES), rows)]
+    tables += [] if axis.mix else [_differences(study, found, axis)]
     return Outcome(axis.title, tables, figure, axis.claims(every), notes)
+
+
+def _differences(study: Study, found: Found, axis: Axis) -> Table:
+    """pFedAFM minus each other at the end, paired by client of a seed, and what mixing adds."""
+
+    def gaps(dataset: str, point: float, method: str, prediction: str = "") -> str:
+        ends = [np.array([np.nan])]
+        for seed in study.one_seed:
+            own, other = (found.get((dataset, point, name, seed)) for name in ("pfedafm", method))
+            if own and other:
+                ends.append(everyone(own)[-1] - everyone(other, prediction)[-1])
+        return with_error(np.concatenate(ends))
+
+    others, rows = [name for name in study.chosen(study.scale.pair) if name != "pfedafm"], []
+    for dataset in study.datasets:
+        for point in axis.points(study, dataset):
+            if at(found, dataset, point, "pfedafm"):
+                cells = [gaps(dataset, point, name) for name in others]
+                cells.append(gaps(dataset, point, "pfedafm", "small"))
+                rows.append([study.label(dataset), f"{point:g}", *cells])
+    heads = [f"pFedAFM − {find_method(name).title}" for name in others]
+    columns = ("dataset", axis.label, *heads, "mixed − small")
+    return Table("All clients at the end, points (± a standard error over clients)", columns, rows)
 
 
 # ------------------------------------------------------------------------------- the mix vector

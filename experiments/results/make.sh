@@ -82,7 +82,9 @@ jobs_of() {
   figures) # of CIFAR-10, the ends of each axis first
     rounds=100
     run pfedafm 0 "$config-n100-end_to_end" --pfedafm.training end_to_end
-    classes 10; gamma 0.1; gamma 0.5; mix_rate 0 0.001; mix_rate 0 0.1
+    classes 10
+    run pfedafm 0 "$config-n100-classes10-mix0" --classes-per-client 10 --pfedafm.mix-fixed 0 # for mixes.py
+    gamma 0.1; gamma 0.5; mix_rate 0 0.001; mix_rate 0 0.1
     classes 6; gamma 0.3; mix_rate 0 0.01; classes 4; classes 8; gamma 0.2; gamma 0.4
     for seed in 1 2; do mix_rate $seed 0.001; mix_rate $seed 0.1; mix_rate $seed 0.01; done ;;
   *) echo "stage $stage is not known" >&2; exit 2 ;;
