@@ -18,6 +18,7 @@ from pfedafm_jax import plots
 from pfedafm_jax.config import Config
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import find_method, method_names
+from pfedafm_jax.tables import markdown
 from pfedafm_jax.tasks import Task, find_existing
 
 RESULTS = Path(__file__).parents[1] / "experiments" / "results"
@@ -268,3 +269,16 @@ def test_bad_input_is_refused_before_anything_is_written(arguments, said, tmp_pa
     with pytest.raises(PfedafmError, match=said):
         reproduce.main([*arguments, "--run-dir", str(tmp_path / "runs")])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("item", ["fig-pathological", "fig-dirichlet"])
+def test_the_differences_of_the_results_page_are_those_of_the_command(item):
+    asked = study(RESULTS / "full_length", "full", datasets=("cifar10",), rounds=100)
+    tasks = {
+        key: find_existing(task, longer=True) for key, task in ITEMS[item].tasks(asked).items()
+    }
+    found = {key: task.run.first(100) for key, task in tasks.items() if task.run}
+    drawn = ITEMS[item].draw(asked, found)
+    assert drawn is not None and len(drawn.tables[1].rows) > 1
+    rows = markdown(drawn.tables[1].columns, drawn.tables[1].rows)
+    assert rows in (RESULTS / "README.md").read_text()
