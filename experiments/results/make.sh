@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # The runs of PROTOCOL.md: starts what is missing, one process per core, and goes on where it was stopped.
 #
-#   experiments/results/make.sh STAGE [WORKERS]     epochs | rates | knobs | runs | mixes | table2 | figures
+#   experiments/results/make.sh STAGE [WORKERS]     epochs | rates | knobs | runs | mixes | mixing | table2 | figures
 #
 # From the environment: EPOCHS, the choice of the first stage ("--local-epochs 4 --flip --crop"); METHODS limits rates,
 # knobs, runs and table2 to some; runs and table2 have DATASET (cifar10, or cifar100), runs has SEEDS ("0"), mixes has ROUNDS. Rates are those of the configuration.
 # Files go to runs/evidence; CIFAR comes from DATA_DIR, the user's cache, or is fetched. experiments/choices.py makes the tables of
-# rates and knobs, experiments/full_length.py those of the runs, experiments/mixes.py those of mixes, and experiments/reproduce.py the paper's
+# rates and knobs, experiments/full_length.py those of the runs, experiments/mixes.py those of mixes and mixing, and experiments/reproduce.py the paper's
 # (`reproduce.py table2 --scale full --rounds 200`, `fig-… --scale full --rounds 100`, with --datasets cifar10 --only-finished --run-dir). Its
 # figures also have points of the runs: mkdir -p runs/evidence/full && cp -r experiments/results/full_length/hetero* runs/evidence/full.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-stage=${1:?stage: epochs, rates, knobs, runs, mixes, table2 or figures} workers=${2:-$(nproc)}
+stage=${1:?stage: epochs, rates, knobs, runs, mixes, mixing, table2 or figures} workers=${2:-$(nproc)}
 out=runs/evidence
 defaults="--fml.alpha 0.5 --fedkd.t-start 0.95 --fedproto.lambda-mse 1"
 methods=${METHODS:-pfedafm fedrep fedproto fedper fd standalone lg_fedavg fedapen fml fedkd}
@@ -76,6 +76,14 @@ jobs_of() {
     rounds=${ROUNDS:-200}
     for mix in 0 0.5 1; do run pfedafm 0 "$config-n100-mix$mix" --pfedafm.mix-fixed "$mix"; done
     run pfedafm 0 "$config-n100-start0.5" --pfedafm.mix-start 0.5 ;;
+  mixing) # what decides whether mixing helps: images of a class, augmentation
+    for mix in "" 0; do
+      run pfedafm 0 "$config-n500${mix:+-mix$mix}" --num-clients 500 --participation 0.02 ${mix:+--pfedafm.mix-fixed $mix}
+    done
+    rounds=100
+    for mix in "" 0; do
+      run pfedafm 0 "$config-n100-plain${mix:+-mix$mix}" --no-flip --no-crop ${mix:+--pfedafm.mix-fixed $mix}
+    done ;;
   table2)
     config=homo_${DATASET:-cifar10} rounds=200
     for method in $methods; do run "$method" 0 "$config-n100"; done ;;
