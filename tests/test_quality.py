@@ -1,4 +1,4 @@
-"""Lint, format and types are part of the tests."""
+"""Lint, format, types and links are part of the tests."""
 
 import re
 import shutil
@@ -23,6 +23,25 @@ def test_files_are_opened_by_what_refuses_pipes():
     for path in (ROOT / "pfedafm_jax").rglob("*.py"):
         for line in path.read_text().splitlines() if path.name != "files.py" else []:
             assert not re.search(other, line) or any(word in line for word in own), line
+
+
+def test_links_between_pages_lead_somewhere():
+    """To a file, and to a heading of it: its words in lower case, joined by hyphens."""
+
+    def headings(page: Path) -> set[str]:
+        titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+        return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+    tops = ("docs", "experiments", "notebooks", "benchmarks")
+    pages = [*ROOT.glob("*.md"), *(page for top in tops for page in (ROOT / top).rglob("*.md"))]
+    lost = []
+    for page in pages:
+        for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+            name, _, heading = link.partition("#")
+            target = page.parent / name if name else page
+            if not target.exists() or (heading and heading not in headings(target)):
+                lost.append(f"{page.relative_to(ROOT)}: {link}")
+    assert len(pages) > 20 and lost == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)

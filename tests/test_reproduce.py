@@ -281,4 +281,4 @@ def test_the_differences_of_the_results_page_are_those_of_the_command(item):
     drawn = ITEMS[item].draw(asked, found)
     assert drawn is not None and len(drawn.tables[1].rows) > 1
     rows = markdown(drawn.tables[1].columns, drawn.tables[1].rows)
-    assert rows in (RESULTS / "README.md").read_text()
+    assert rows in (RESULTS / "mixing.md").read_text()
