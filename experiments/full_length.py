@@ -35,7 +35,6 @@ from pfedafm_jax.progress import console
 from pfedafm_jax.results import Run, differing, read_runs
 from pfedafm_jax.tables import human, markdown, percent
 
-CONTROLS = "fedper", "fedrep"  # a shared extractor, headers of their own, and nothing else
 CHOSEN = "method", "seed", "learning_rate", "weight_decay"  # may differ, beside methods' own
 DRAWS = 1000  # of as many rounds as a run has, to see what a maximum over rounds is worth
 
@@ -191,7 +190,7 @@ def by_clients(ours: Run, runs: Sequence[Run]) -> str:
                 groups[f"Standalone's {name} third"] = np.isin(
                     np.arange(len(ours.clients["architecture"])), third
                 )
-    controls = [run for run in runs if run.config["method"] in CONTROLS]
+    controls = [run for run in runs if run.config["method"] in numbers.CONTROLS]
     gain = everyone(ours) - everyone(ours, "small")
     (_, first), *_, (_, last) = stretches(ours)
     rows = []

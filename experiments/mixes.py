@@ -11,9 +11,10 @@ of a longer run are those of a shorter one. `late`, ± and the parts of a run ar
 from collections.abc import Sequence
 
 import numpy as np
-from full_length import CONTROLS, OURS, by_stretch, finished, write
+from full_length import OURS, by_stretch, finished, write
 from matplotlib.figure import Figure
 from paper.by_client import STRETCHES, everyone, stretches, visits
+from paper.numbers import CONTROLS
 
 from pfedafm_jax import PfedafmError, cli, figures
 from pfedafm_jax.results import Run, differing

@@ -157,6 +157,7 @@ def test_accuracies_stand_beside_the_papers(tmp_path):
         "Standalone": "88.00 (91.97)", "FedProto": "90.00 (92.49)", "FedAPEN": "30.00 ✗ (fails)",
         "FedRep": "50.00 (–)", "pFedAFM": "92.00 (95.68)",
         "pFedAFM − best baseline": "+2.00 (+3.19)", "pFedAFM − best of category": "+62.00 (+22.47)",
+        "pFedAFM − best control": "+42.00 (–)",
     }  # fmt: skip
     details = {row[0]: row[1:] for row in result.tables[1].rows}
     # The last ten of 20 rounds up to L have a mean of L · 15.5 / 20.

@@ -78,6 +78,7 @@ def test_a_grid_that_makes_no_sense_is_refused(words):
         (["--grid", "gamma=1,2"], "grid = 'gamma' .* with --partition dirichlet"),
         (["--seeds", "a"], "seeds = 'a'"),
         (["--coordinator", "host:1"], "a sweep is run by one process"),
+        (["--validation-fraction", "0"], "validation_fraction = 0 .* by held-out data"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(arguments, said, tmp_path):

@@ -11,6 +11,7 @@ from pfedafm_jax.presets import PAPER_COLUMNS
 DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 METHODS = ("standalone", "lg_fedavg", "fd", "fedproto", "fml", "fedkd", "fedapen", "pfedafm")
 MUTUAL = ("fml", "fedkd", "fedapen")  # the baselines of pFedAFM's own category, mutual learning
+CONTROLS = ("fedper", "fedrep")  # not in the paper: a shared extractor, own headers, nothing else
 CLASSES = {"cifar10": 2, "cifar100": 10}  # that a client sees in its tables
 ARCHITECTURES = {"homo": ["cnn1"], "hetero": ["cnn1", "cnn2", "cnn3", "cnn4", "cnn5"]}
 TABLES = {"homo": "Table 2", "hetero": "Table 3"}

@@ -127,7 +127,7 @@ SCALES = {
             "as quick, with flips and crops, 500 or 200 rounds of E = 4; FedPer and FedRep as controls",
             {"cifar10": 500, "cifar100": 200},
             _full,
-            methods=(*numbers.METHODS, "fedper", "fedrep"),
+            methods=(*numbers.METHODS, *numbers.CONTROLS),
             curves=("pfedafm", "standalone", "fedproto", "fedrep"),
             pair=("pfedafm", "fedproto", "fedrep"),
         ),

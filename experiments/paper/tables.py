@@ -81,8 +81,11 @@ def accuracy_table(study: Study, found: Found, family: str) -> Outcome:
     for label, baselines, margins in (
         ("pFedAFM − best baseline", numbers.METHODS, numbers.MARGIN_BEST),
         ("pFedAFM − best of category", numbers.MUTUAL, numbers.MARGIN_MUTUAL),
+        ("pFedAFM − best control", numbers.CONTROLS, {}),
     ):
-        known = dict(zip(numbers.CELLS, margins[family], strict=True))
+        if baselines is numbers.CONTROLS and not names & set(baselines):
+            continue
+        known = dict(zip(numbers.CELLS, margins.get(family, ()), strict=False))
         row = [_margin(runs, baselines, known.get(cell)) for cell, runs in cells.items()]
         overview.append([label, *row])
     title = "Best mean accuracy of participants, %; in brackets the paper's (fails: no convergence)"

@@ -21,7 +21,7 @@ from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.files import write_atomically
-from pfedafm_jax.flags import every_setting
+from pfedafm_jax.flags import every_setting, spelled
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.progress import console, print_table
 from pfedafm_jax.records import check_writable
@@ -191,6 +191,9 @@ def main(argv: list[str]) -> int:
     grid = parse_grid(more.grid) if more.grid else paper_grid(given.method)
     for name in grid:
         _check_matters(name, grid, given)
+    asked = [spelled(word).partition("=")[0] for word in argv]
+    if "--validation-fraction" in asked and not given.validation_fraction:
+        raise bad("validation_fraction", 0, "above 0: a sweep ranks settings by held-out data")
     seeds = cli.seeds(more.seeds) or [given.seed]
     base = options.run_dir if more.run_dir else Path("runs") / f"sweep-{options.name}"
     held_out = given.validation_fraction or HELD_OUT
