@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from full_length import OURS, by_stretch, finished, write
 from matplotlib.figure import Figure
-from paper.by_client import STRETCHES, everyone, stretches, visits
+from paper.by_client import STRETCHES, everyone, stretches, visits, with_error
 from paper.numbers import CONTROLS
 
 from pfedafm_jax import PfedafmError, cli, figures
@@ -21,6 +21,7 @@ from pfedafm_jax.results import Run, differing
 from pfedafm_jax.tables import markdown, percent
 
 USUAL = "trained from 1"
+SHOWN = 20, 40, 60, 80, 100, 200, 300, 400, 500  # rounds, of those evaluated
 
 
 def name_of(run: Run) -> str:
@@ -47,6 +48,24 @@ def accuracies(runs: Sequence[Run]) -> str:
         mixes = run.per_round().get("mix_mean")
         rows.append([*row, "–" if mixes is None else f"{mixes[part].mean():.3f}"])
     return markdown([*heads, "large alone", "mean mix, late"], rows)
+
+
+def by_round(usual: Run, runs: Sequence[Run]) -> str:
+    """The usual mix minus each other over all clients, paired by client, at some evaluations.
+
+    Nothing where every part of the run has one evaluation: `by_stretch` has these.
+    """
+    rounds = usual.clients["evaluation_rounds"].tolist()
+    shown = [number for number in rounds if number in SHOWN]
+    if len(rounds) <= STRETCHES or not shown:
+        return ""
+    rows = []
+    for run in runs:
+        if run is not usual:
+            gap = everyone(usual) - everyone(run)
+            cells = [with_error(gap[rounds.index(number)]) for number in shown]
+            rows.append([f"{name_of(usual)} − {name_of(run)}", *cells])
+    return markdown(["all clients, points", *(f"round {number}" for number in shown)], rows)
 
 
 def picture(runs: Sequence[Run]) -> Figure:
@@ -93,7 +112,8 @@ def main(argv: list[str]) -> int:
     )
     usual = next(run for run in runs if name_of(run) == USUAL)
     parts = {f"Mixes, {shortest} rounds, %": accuracies(runs)}
-    parts["Differences, points"] = by_stretch(usual, runs, name_of)
+    parts["Differences by part of the run, points"] = by_stretch(usual, runs, name_of)
+    parts["Differences by round, points"] = by_round(usual, runs)
     write(parts, picture(runs), out)
     return 0
 
