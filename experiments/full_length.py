@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from paper import by_seed, numbers
 from paper.by_client import (
     STRETCHES,
+    best_round,
     change,
     everyone,
     late_clients,
@@ -217,7 +218,7 @@ def maxima(runs: Sequence[Run]) -> str:
     rows = []
     for run in runs:
         *_, (part, _) = stretches(run)
-        best = np.nanmean(visits(run), axis=1).max()
+        best = best_round(run)
         rounds = np.nanmean(visits(run)[part], axis=1)
         # If every client stayed as it was at its late visits, and only the draw changed.
         seen = np.isfinite(visits(run)[part]).any(axis=0)

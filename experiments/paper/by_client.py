@@ -20,6 +20,11 @@ def everyone(run: Run, prediction: str = "") -> np.ndarray:
     return 100 * run.clients[f"all_clients/accuracy{prediction and '/'}{prediction}"]
 
 
+def best_round(run: Run) -> float:
+    """The best round's mean over its participants, in percent; NaN if no round has one."""
+    return 100 * (run.summary.best_mean_accuracy or np.nan)
+
+
 def stretches(run: Run) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The parts of a run: the rows of `visits` and those of `everyone` in each."""
     for rows in np.array_split(np.arange(run.summary.rounds), STRETCHES):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from paper.by_client import (
+    best_round,
     change,
     everyone,
     late_clients,
@@ -57,11 +58,6 @@ def levels(runs: Sequence[Run]) -> str:
     return markdown([*heads, "change in the last part"], rows) if rows else ""
 
 
-def _best(run: Run) -> float:
-    """The best round's mean over its participants, in percent."""
-    return np.nanmean(visits(run), axis=1).max()
-
-
 def differences(runs: Sequence[Run]) -> str:
     """pFedAFM minus each other method: at the end by seed, then over the seeds that both have."""
     several = _by_method(runs)
@@ -79,7 +75,7 @@ def differences(runs: Sequence[Run]) -> str:
         cells += [_over(list(end.values())), _over(late)]
         units = np.concatenate(late), [one.mean() for one in late]
         cells += [paired_p(unit) for unit in units]
-        best = [_best(a) - _best(b) for a, b in pairs.values()]
+        best = [best_round(a) - best_round(b) for a, b in pairs.values()]
         cells += [_over(seen), _over(best)]
         rows.append([f"pFedAFM − {next(iter(own.values())).title}", *cells])
     heads = ["points", *(f"seed {seed}, end" for seed in ours)]
