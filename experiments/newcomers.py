@@ -4,18 +4,26 @@
 
 Every held-out client of a run's split joins it with its own training images, in the architecture
 that its number would have given it, and is evaluated on its own test images after every visit. A
-run of Standalone shares nothing: its newcomers train alone, on the same images.
+run of Standalone shares nothing: its newcomers train alone, on the same images. Differences are
+paired by newcomer, and their ± is a standard error with the newcomer as the unit.
 """
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+from full_length import write
+from matplotlib.figure import Figure
+from paper.by_client import with_error
+from paper.by_seed import OURS
 
-from pfedafm_jax import PfedafmError, TrainedRun, cli, figures, load_data, load_run, plots
+from pfedafm_jax import PfedafmError, TrainedRun, cli, figures, load_data, load_run
 from pfedafm_jax.files import write_atomically
+from pfedafm_jax.methods import find_method
 from pfedafm_jax.progress import console
 from pfedafm_jax.settings import bad
 from pfedafm_jax.splits import held_out
@@ -49,7 +57,29 @@ def joined(run: TrainedRun, visits: int, data_dir: str | None) -> np.ndarray:
     return np.array(rows)
 
 
-def picture(found: dict[str, dict]) -> "plots.Figure":
+def tables(found: Mapping[str, Any]) -> dict[str, str]:
+    """Accuracies after some visits, and differences to training alone and to pFedAFM."""
+    scores = {name: np.array(one["accuracies"]) for name, one in found.items()}
+    visits = min(rows.shape[1] for rows in scores.values()) - 1
+    shown = sorted({0, 1, 2, 5, visits} & set(range(visits + 1)))
+    heads = [f"{number} visit{'s' * (number != 1)}" for number in shown]
+    rows = []
+    for name, one in found.items():
+        cells = [percent(*mean_and_deviation(scores[name][:, v].tolist())) for v in shown]
+        rows.append([one["title"], *cells, percent(one["clients"])])
+    parts = {"Newcomers, %": markdown(["method", *heads, "clients of the run"], rows)}
+    titles = {name: find_method(name).title for name in found}
+    pairs = [(name, "standalone") for name in found] + [(OURS, name) for name in found]
+    pairs = [(a, b) for a, b in dict.fromkeys(pairs) if a != b and a in found and b in found]
+    rows = []
+    for a, b in pairs:
+        gains = 100 * (scores[a] - scores[b])[:, shown]
+        rows.append([f"{titles[a]} − {titles[b]}", *map(with_error, gains.T)])
+    parts["Differences, points"] = markdown(["points", *heads], rows) if rows else ""
+    return parts
+
+
+def picture(found: Mapping[str, Any]) -> Figure:
     """Mean over the newcomers after each visit."""
     figure, axes = figures.plain_figure()
     for name, one in found.items():
@@ -72,7 +102,7 @@ def main(argv: list[str]) -> int:
     add("--data-dir", metavar="DIR", help="folder or archive with the dataset")
     add("--out", type=Path, default=Path("newcomers"), metavar="NAME", help="NAME.md, .png, .json")
     asked = parser.parse_args(argv)
-    numbers, page, image = cli.outputs(asked.out, ".json", ".md", ".png")
+    numbers, *_ = cli.outputs(asked.out, ".json", ".md", ".png")
     found, runs = {}, [load_run(folder, console.print) for folder in asked.runs]
     for run in runs:
         if not run.config.held_out_clients:
@@ -84,18 +114,10 @@ def main(argv: list[str]) -> int:
         alone = not jax.tree.leaves(run.server)
         title = f"{type(run.method).title} ({'alone' if alone else f'{run.round} rounds'})"
         about = {"title": title, "command": run.run.about["command"]}
+        about["clients"] = None if alone else run.run.summary.final_all_clients_accuracy
         found[run.config.method] = about | {"accuracies": rows.round(6).tolist()}
-    shown = sorted({0, 1, 2, 5, asked.visits} & set(range(asked.visits + 1)))
-    rows = []
-    for one in found.values():
-        scores = np.array(one["accuracies"])
-        cells = [percent(*mean_and_deviation(scores[:, v].tolist())) for v in shown]
-        rows.append([one["title"], *cells])
-    table = markdown(["method", *(f"{v} visit{'s' * (v != 1)}" for v in shown)], rows)
     write_atomically(numbers, json.dumps(found, indent=1) + "\n")
-    write_atomically(page, table + "\n")
-    console.print(table)
-    plots.save(picture(found), image)
+    write(tables(found), picture(found), asked.out)
     return 0
 
 

@@ -5,6 +5,7 @@ import json
 import newcomers
 import numpy as np
 import pytest
+from paper.by_client import with_error
 from small import small_config
 
 from pfedafm_jax import PfedafmError, run
@@ -26,3 +27,21 @@ def test_held_out_clients_join_runs_side_by_side(tmp_path):
     for said, other in others.items():
         with pytest.raises(PfedafmError, match=said):
             newcomers.main([*folders, str(other), "--out", str(tmp_path / "other")])
+
+
+def test_differences_are_paired_by_newcomer():
+    accuracies = {
+        "standalone": [[0.1, 0.5], [0.1, 0.7]],
+        "pfedafm": [[0.1, 0.8], [0.1, 0.9]],
+        "fedrep": [[0.1, 0.6], [0.1, 0.7]],
+    }
+    about = {"title": "T (9 rounds)", "clients": 0.95}
+    found = {name: about | {"accuracies": rows} for name, rows in accuracies.items()}
+    levels, differences = newcomers.tables(found).values()
+    assert "| T (9 rounds) | 10.00 ± 0.00 | 85.00 ± 7.07 | 95.00 |" in levels
+    assert differences.splitlines()[2:] == [
+        "| pFedAFM − Standalone | +0.00 ± 0.00 | +25.00 ± 5.00 |",
+        "| FedRep − Standalone | +0.00 ± 0.00 | +5.00 ± 5.00 |",
+        "| pFedAFM − FedRep | +0.00 ± 0.00 | +20.00 ± 0.00 |",
+    ]
+    assert with_error(np.array([2.0])) == "+2.00"  # a newcomer alone

@@ -50,12 +50,17 @@ def change(run: Run) -> np.ndarray:
 
 
 def with_error(values: np.ndarray) -> str:
-    """Mean of what is finite, and its standard error if clients, the last axis, are the units."""
+    """Mean of what is finite, and its standard error if clients, the last axis, are the units.
+
+    One client has a mean only.
+    """
     values = np.atleast_2d(values)
     known = np.isfinite(values)
     if not known.any():
         return "–"
     mean, units = values[known].mean(), known.any(axis=0).sum()
+    if units == 1:
+        return f"{mean:+.2f}"
     of_clients = np.where(known, values - mean, 0.0).sum(axis=0)
     error = np.sqrt(units / (units - 1) * (of_clients**2).sum()) / known.sum()
     return f"{mean:+.2f} ± {error:.2f}"
