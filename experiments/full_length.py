@@ -3,13 +3,13 @@
     python experiments/full_length.py experiments/results/full_length/hetero_cifar10-n100
 
 All runs of a seed have one split and the same participants in every round, so that methods are
-compared client by client. If there are several seeds, three tables are over these, the others
+compared client by client. If there are several seeds, four tables are over these, the others
 are of the lowest. `late` rounds and evaluations are the last fifth of a run. ± is a standard error
 with the client as the unit, over its visits and evaluations, if nothing else is said.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -263,6 +263,16 @@ def picture(runs: Sequence[Run]) -> Figure:
     return figure
 
 
+def refuse_unlike(runs: Sequence[Run], may: Collection[str]) -> None:
+    """Raises if runs differ in more than these settings and those of their methods."""
+    unlike = sorted(name for name in differing(runs) if "." not in name and name not in may)
+    if unlike:
+        allowed = ", ".join(may)
+        raise PfedafmError(
+            f"runs that differ in {allowed} are compared; these differ in {', '.join(unlike)}"
+        )
+
+
 def finished(argv: list[str], script: str, about: str | None) -> tuple[list[Run], Path]:
     """The finished runs that a command names, and the name of its output."""
     parser = argparse.ArgumentParser(f"experiments/{script}.py", allow_abbrev=False)
@@ -294,10 +304,7 @@ def main(argv: list[str]) -> int:
         raise PfedafmError(
             f"runs of one length are compared, {2 * STRETCHES} rounds or more; {found}"
         )
-    unlike = [name for name in differing(runs) if "." not in name and name not in CHOSEN]
-    if unlike:
-        words = "runs that differ in their methods, seeds and rates are compared; these differ in"
-        raise PfedafmError(f"{words} {', '.join(unlike)}")
+    refuse_unlike(runs, CHOSEN)
     runs.sort(key=lambda run: -(run.summary.final_all_clients_accuracy or 0))
     seed, everything = min(run.config["seed"] for run in runs if run.config["method"] == OURS), runs
     runs = [run for run in runs if run.config["seed"] == seed]
@@ -309,6 +316,7 @@ def main(argv: list[str]) -> int:
         "All clients by part of the run, %": levels(runs),
         "Several seeds, mean and deviation over seeds, %": by_seed.levels(everything),
         "Several seeds, pFedAFM minus the other, points": by_seed.differences(everything),
+        "Several seeds, by part of the run, points": by_seed.by_part(everything),
         "Several seeds, what mixing adds by part of the run": by_seed.mixing(everything),
         "Rounds until the target": targets(runs),
         "Before and after the average: the same clients, second half, %": averaging(runs),

@@ -11,13 +11,13 @@ of a longer run are those of a shorter one. `late`, ± and the parts of a run ar
 from collections.abc import Sequence
 
 import numpy as np
-from full_length import OURS, by_stretch, finished, write
+from full_length import OURS, by_stretch, finished, refuse_unlike, write
 from matplotlib.figure import Figure
 from paper.by_client import STRETCHES, everyone, stretches, visits, with_error
 from paper.numbers import CONTROLS
 
 from pfedafm_jax import PfedafmError, cli, figures
-from pfedafm_jax.results import Run, differing
+from pfedafm_jax.results import Run
 from pfedafm_jax.tables import markdown, percent
 
 USUAL = "trained from 1"
@@ -96,10 +96,7 @@ def main(argv: list[str]) -> int:
         raise PfedafmError(
             f"one run of each mix is compared, {USUAL!r} among them; there are: {', '.join(names)}"
         )
-    unlike = {name for name in differing(runs) if "." not in name} - {"method"}
-    if unlike:
-        words = ", ".join(sorted(unlike))
-        raise PfedafmError(f"runs that differ in their mixes are compared; these differ in {words}")
+    refuse_unlike(runs, ("method",))
     shortest = min(len(run.records) for run in runs)
     if shortest < 2 * STRETCHES:
         raise PfedafmError(f"runs have {2 * STRETCHES} rounds or more here; one has {shortest}")

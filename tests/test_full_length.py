@@ -61,7 +61,7 @@ def test_runs_that_differ_in_more_than_methods_are_not_compared(tmp_path):
     rounds = [record(n) for n in range(1, 21)]
     run_by_hand(rounds, tmp_path / "fd", method="fd", **unlike)
     ours = str(RESULTS / "homo_cifar100-n100" / "pfedafm-seed0")
-    with pytest.raises(PfedafmError, match="differ in dataset, classes_per_client, architectures"):
+    with pytest.raises(PfedafmError, match="in architectures, classes_per_client, dataset"):
         full_length.main([ours, str(tmp_path / "fd"), "--out", str(tmp_path / "found")])
 
 
@@ -102,6 +102,11 @@ def test_seeds_are_averaged_and_clients_paired_within_a_seed():
     assert end == ["+5.50 ± 0.71", "+5.50 ± 0.71 |"]  # participants, best round
     # 5.5 / (0.71 / √2) = 11, with one degree of freedom: 1 - 2 arctan(11) / π
     assert float(of_clients) < 1e-3 and of_seeds == f"{1 - 2 * np.arctan(11) / np.pi:.2g}"
+    assert by_seed.by_part(runs).splitlines()[2:] == [
+        f"| pFedAFM − FD | {seed} |" + 4 * " – |" + f" +{gain}.00 ± 0.00 |"
+        for seed, gain in enumerate((5, 6))
+    ]
+    assert by_seed.by_part(runs[2:]) == ""
     assert by_seed.levels(runs[1:6:3]) == by_seed.differences(runs[1:6:3]) == ""
     for one, small in zip(runs[:2], (0.87, 0.79), strict=True):  # 3 and 1 points below the mixed
         one.clients["all_clients/accuracy/small"] = one.clients["all_clients/accuracy"] + small

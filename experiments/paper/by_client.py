@@ -49,21 +49,25 @@ def change(run: Run) -> np.ndarray:
     return everyone(run)[late].mean(axis=0) - everyone(run)[before].mean(axis=0)
 
 
-def with_error(values: np.ndarray) -> str:
-    """Mean of what is finite, and its standard error if clients, the last axis, are the units.
-
-    One client has a mean only.
-    """
+def standard_error(values: np.ndarray) -> float:
+    """That of the mean of what is finite if clients, the last axis, are the units; NaN for one."""
     values = np.atleast_2d(values)
     known = np.isfinite(values)
-    if not known.any():
+    units = known.any(axis=0).sum()
+    if units < 2:
+        return np.nan
+    of_clients = np.where(known, values - values[known].mean(), 0.0).sum(axis=0)
+    return float(np.sqrt(units / (units - 1) * (of_clients**2).sum()) / known.sum())
+
+
+def with_error(values: np.ndarray) -> str:
+    """Mean of what is finite, and its standard error; one client has a mean only."""
+    if not np.isfinite(values).any():
         return "–"
-    mean, units = values[known].mean(), known.any(axis=0).sum()
-    if units == 1:
-        return f"{mean:+.2f}"
-    of_clients = np.where(known, values - mean, 0.0).sum(axis=0)
-    error = np.sqrt(units / (units - 1) * (of_clients**2).sum()) / known.sum()
-    return f"{mean:+.2f} ± {error:.2f}"
+    error = standard_error(values)
+    return (
+        f"{values[np.isfinite(values)].mean():+.2f}{'' if np.isnan(error) else f' ± {error:.2f}'}"
+    )
 
 
 def paired_p(differences: np.ndarray | Sequence[float]) -> str:

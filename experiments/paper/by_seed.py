@@ -84,6 +84,20 @@ def differences(runs: Sequence[Run]) -> str:
     return markdown(heads, rows) if rows else ""
 
 
+def by_part(runs: Sequence[Run]) -> str:
+    """pFedAFM minus each other method over all clients, by part of the run, a row for each seed."""
+    several = _by_method(runs)
+    ours = several.pop(OURS, {})
+    parts = [span(part) for part, _ in stretches(next(iter(ours.values())))] if ours else []
+    rows = []
+    for own in several.values():
+        for seed in sorted(own.keys() & ours.keys()):
+            gap = everyone(ours[seed]) - everyone(own[seed])
+            cells = [with_error(gap[evaluations]) for _, evaluations in stretches(own[seed])]
+            rows.append([f"pFedAFM − {own[seed].title}", f"{seed}", *cells])
+    return markdown(["all clients, points", "seed", *parts], rows) if rows else ""
+
+
 def mixing(runs: Sequence[Run]) -> str:
     """pFedAFM's mixed prediction minus its small one over all clients, by part of the run and seed."""
     ours = _by_method(runs).get(OURS, {})

@@ -6,7 +6,7 @@
 # From the environment: EPOCHS, the choice of the first stage ("--local-epochs 4 --flip --crop"); METHODS limits rates,
 # knobs, runs, table2 and newcomers to some; runs and table2 have DATASET (cifar10, or cifar100), runs has SEEDS ("0"), mixes has ROUNDS. Rates are those of the configuration.
 # Files go to runs/evidence; CIFAR comes from DATA_DIR, the user's cache, or is fetched. experiments/choices.py makes the tables of
-# rates and knobs, experiments/full_length.py those of the runs, experiments/mixes.py those of mixes and mixing, experiments/newcomers.py those of newcomers, and experiments/reproduce.py the paper's
+# rates and knobs, experiments/full_length.py and margins.py those of the runs, experiments/mixes.py those of mixes and mixing, experiments/newcomers.py those of newcomers, and experiments/reproduce.py the paper's
 # (`reproduce.py table2 --scale full --rounds 200`, `fig-… --scale full --rounds 100`, with --datasets cifar10 --only-finished --run-dir). Its
 # figures also have points of the runs: mkdir -p runs/evidence/full && cp -r experiments/results/full_length/hetero* runs/evidence/full.
 set -euo pipefail
