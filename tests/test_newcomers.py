@@ -1,6 +1,7 @@
 """Clients held out of training join finished runs, and which runs are refused."""
 
 import json
+from pathlib import Path
 
 import newcomers
 import numpy as np
@@ -9,6 +10,14 @@ from paper.by_client import with_error
 from small import small_config
 
 from pfedafm_jax import PfedafmError, run
+
+RESULTS = Path(__file__).parents[1] / "experiments" / "results" / "newcomers"
+
+
+def test_the_results_page_has_the_tables_of_its_numbers():
+    found = json.loads((RESULTS / "newcomers.json").read_text())
+    page = (RESULTS / "README.md").read_text()
+    assert [table for table in newcomers.tables(found).values() if table.strip() not in page] == []
 
 
 @pytest.mark.slow
