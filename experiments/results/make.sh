@@ -80,7 +80,7 @@ jobs_of() {
     for mix in "" 0; do
       run pfedafm 0 "$config-n500${mix:+-mix$mix}" --num-clients 500 --participation 0.02 ${mix:+--pfedafm.mix-fixed $mix}
     done
-    rounds=80
+    rounds=100
     for mix in "" 0; do
       run pfedafm 0 "$config-n100-plain${mix:+-mix$mix}" --no-flip --no-crop ${mix:+--pfedafm.mix-fixed $mix}
     done ;;
