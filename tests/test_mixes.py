@@ -35,6 +35,7 @@ def test_runs_that_differ_otherwise_are_refused(tmp_path):
         ("hetero_cifar100-n100", ("", "-mix0"), "cifar100.md"),
         ("hetero_cifar10-n100-classes10", ("", "-mix0"), "mixing.md"),
         ("hetero_cifar10-n500", ("", "-mix0"), "mixing.md"),
+        ("hetero_cifar10-n100-plain", ("", "-mix0"), "mixing.md"),
     ],
 )
 def test_the_results_pages_have_the_tables_that_the_command_makes(tmp_path, name, ends, page):
