@@ -77,9 +77,9 @@ def margins(ours: Runs, other: Runs) -> dict[str, Margin]:
     run = pairs[0][1]
     if run.config["method"] != OURS and split_of(run) in PAPER_SPLITS:
         column = run.config["num_clients"], run.config["dataset"]
-        own, stated = (
-            numbers.accuracy("hetero", name, *column) for name in (OURS, run.config["method"])
-        )
+        kind = "hetero" if len(run.config["architectures"]) > 1 else "homo"
+        names = OURS, run.config["method"]
+        own, stated = (numbers.accuracy(kind, name, *column) for name in names)
         if own is not None and stated is not None:
             found[PAPER] = Margin(own - stated)
     return found
