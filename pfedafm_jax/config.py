@@ -133,6 +133,20 @@ class Training:
     aggregation: Literal["samples", "uniform", "median"] = "samples"
     """How uploads become one. An average, weighted by samples: n_k (the paper); uniform: all equal;
     median: of each number the median."""
+    server_optimizer: Literal["average", "momentum", "adam", "yogi"] = "average"
+    """How the average of shared networks becomes the next broadcast. average: it is that; else a
+    step along the averaged change (FedAvgM, FedAdam, FedYogi)."""
+    server_learning_rate: Rate | None = None
+    """Of the server's optimizer; none: 1 with momentum, 0.01 with adam and yogi."""
+    server_momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
+    """Server optimizer: decay of its momentum (adam, yogi: of the first moment)."""
+    server_second_moment: Annotated[float, Ge(0), Lt(1)] = 0.99
+    """Server optimizer: decay of the second moment of adam and yogi."""
+    server_epsilon: Positive = 1e-3
+    """Server optimizer: what adam and yogi add to the root of the second moment (FedOpt's τ)."""
+    server_mean: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """All clients are judged with a running mean of the broadcasts, of which this share is kept
+    each round; 0: with the last broadcast. Training never sees it."""
     statistics: Literal["private", "averaged"] = "private"
     """Running statistics (BatchNorm) of networks that clients share: each client's own, or averaged
     like weights. BatchNorm's scale and bias are weights."""

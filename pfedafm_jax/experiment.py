@@ -157,6 +157,8 @@ class Experiment:
         means = {f"all_clients_{name}": mean(values) for name, values in scores.items()}
         own = means.pop("all_clients_accuracy")
         more = _without_evaluation(record) | means
+        if self.programs.method.adapts:
+            more["adaptation_flops"] = self.programs.adaptation_flops()
         return replace(record, all_clients_accuracy=own, more=more)
 
     # ---------------------------------------------------------------------------- resuming
@@ -306,4 +308,8 @@ def _reports(records: Sequence[Record], columns: Mapping[str, Any]) -> pd.DataFr
 
 
 def _without_evaluation(record: Record) -> dict[str, float | None]:
-    return {name: v for name, v in record.more.items() if not name.startswith("all_clients_")}
+    return {
+        name: value
+        for name, value in record.more.items()
+        if not name.startswith("all_clients_") and name != "adaptation_flops"
+    }

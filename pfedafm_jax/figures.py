@@ -18,7 +18,8 @@ METHOD_COLOURS = {
     "pfedafm": BLUE, "fedproto": ORANGE, "standalone": GREY, "fd": GREEN, "lg_fedavg": RED,
     "fml": VIOLET, "fedkd": TEAL, "fedapen": PINK, "fedper": BROWN, "fedrep": BLACK,
     "fedavg": "#5b7a1f", "fedprox": "#a3b86c", "fedgh": "#1f3a6e", "fedtgp": "#e0b23a",
-    "pfedafm_released": "#7fb0e0",
+    "pfedafm_released": "#7fb0e0", "fedavg_priors": "#2e8b57", "fedavg_finetuned": "#8fae1b",
+    "ditto": "#b5651d",
 }  # fmt: skip
 
 

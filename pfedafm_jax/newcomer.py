@@ -85,14 +85,14 @@ def join(
                     f"visit {visit}: the newcomer's weights are no longer finite; a lower learning "
                     f"rate than {config.rate:g} is needed for this data"
                 )
-        found = client.evaluate(state, run.server)
+        found = client.evaluate(state, run.judged)
         # In the method's own order, since tracing sorts a dictionary.
         history.append({name: float(found[f"accuracy/{name}"]) for name in run.run.predictions})
         if log is not None:
             log(visit, history[-1])
     joined = {"visits": visits, "num_train": count, "seed": seed}
     card = run.card(network, None) | {"newcomer": joined, "accuracy": history[-1]}
-    return TrainedClient(method, network, jax.device_get(state), run.server, card, history)
+    return TrainedClient(method, network, jax.device_get(state), run.judged, card, history)
 
 
 def _own_data(

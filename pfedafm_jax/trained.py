@@ -29,6 +29,7 @@ from pfedafm_jax.engine.state import SERVER_KEY, client_start, start_number
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import Method, make_method, method_names
 from pfedafm_jax.methods.base import Client, Server
+from pfedafm_jax.methods.server_optimizer import broadcast_of, judged_of
 from pfedafm_jax.models import Architecture, describe
 from pfedafm_jax.records import mean
 from pfedafm_jax.results import Run, read_run
@@ -160,7 +161,8 @@ def model_of(card: dict[str, Any]) -> Model:
     method = make_method(config, num_train=[1], **about_data(card["data"]))
     network, key = network_of(card["architecture"], config, card["data"]), jax.random.key(0)
     client = jax.eval_shape(partial(init_client, architecture=network), method, key)
-    shapes = {"client": client, "server": jax.eval_shape(init_server, method, key)}
+    server = broadcast_of(jax.eval_shape(init_server, method, key))
+    shapes = {"client": client, "server": server}
     return Model(config, method, network, shapes)
 
 
@@ -238,9 +240,19 @@ class TrainedRun:
         """Names of the classes."""
         return self._data["classes"]
 
-    @cached_property
+    @property
     def server(self) -> Server:
         """The next broadcast."""
+        return broadcast_of(self._server)
+
+    @property
+    def judged(self) -> Server:
+        """What clients predict with: the next broadcast, or the running mean of broadcasts."""
+        return judged_of(self._server)
+
+    @cached_property
+    def _server(self) -> Server:
+        """The server's whole state."""
         key = jax.random.fold_in(jax.random.key(self.config.seed), SERVER_KEY)
         start = jax.device_get(init_server(self.method, key))
         with kept(self._part(self.round)) as folder:
@@ -272,7 +284,7 @@ class TrainedRun:
                 state = fitted(state, last)
                 break  # otherwise it has its initial weights
         card = self.card(architecture, number)
-        return TrainedClient(self.method, architecture, state, self.server, card)
+        return TrainedClient(self.method, architecture, state, self.judged, card)
 
     def join(
         self,

@@ -26,6 +26,7 @@ from pfedafm_jax.engine.visit import StageResult, Totals, added, totals_of, work
 from pfedafm_jax.errors import Interrupted
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.methods import Method
+from pfedafm_jax.methods.server_optimizer import broadcast_of, judged_of
 from pfedafm_jax.pytrees import num_bytes
 
 LOOK = 1.0  # seconds between two looks at who is there
@@ -229,7 +230,8 @@ class Nodes:
             for stage, upload in zip(sent, found, strict=False):
                 stage[client] = upload
 
-        body, least = pack(jax.device_get(state.server)), min(self._least, len(order))
+        body = pack(jax.device_get(broadcast_of(state.server)))
+        least = min(self._least, len(order))
         while True:
             asked = [client for client in order if client not in numbers]
             self._ask(self._heads(programs, asked, "visit", t), body, accept)
@@ -263,7 +265,7 @@ class Nodes:
                 found[name][client] = value
 
         heads = self._heads(programs, clients, "evaluate", int(self.last.max()))
-        self._ask(heads, pack(jax.device_get(state.server)), accept)
+        self._ask(heads, pack(jax.device_get(judged_of(state.server))), accept)
         return found
 
 

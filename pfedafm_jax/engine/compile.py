@@ -32,7 +32,15 @@ from pfedafm_jax.engine.visit import (
     zero_totals,
 )
 from pfedafm_jax.families import Kind, kinds_of, widen
-from pfedafm_jax.methods.base import Method, Server, average, if_any, next_broadcast
+from pfedafm_jax.methods.base import (
+    Method,
+    Server,
+    after_average,
+    average,
+    next_broadcast,
+    start_server,
+)
+from pfedafm_jax.methods.server_optimizer import broadcast_of
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.pytrees import num_bytes
 from pfedafm_jax.statistics import own_statistics, shared_parts_of
@@ -97,6 +105,7 @@ class Shapes(NamedTuple):
     """Shapes of the programs' arguments."""
 
     common: Common
+    server: Server  # its whole state: the broadcast, and what its optimizer keeps
     slot: Slots
     starts: tuple[Tree, ...]  # one client's state, for each architecture
     kinds: tuple[Kind, ...]
@@ -132,8 +141,8 @@ def init_client(method: Method, key: jax.Array, architecture: Architecture) -> T
 
 @jax.jit
 def init_server(method: Method, key: jax.Array) -> Server:
-    """The first broadcast; jitted for the same reason."""
-    return method.init_server(key)
+    """The server's first state; jitted for the same reason."""
+    return start_server(method, key)
 
 
 @lru_cache(maxsize=KEPT)
@@ -167,7 +176,8 @@ def shapes_of(form: Form) -> Shapes:
     key = jax.random.key(0)
     server = jax.eval_shape(init_server, method, key)
     key_data = jax.eval_shape(jax.random.key_data, key)
-    common = Common(method, form.images, _shape(form.num_images), server, key_data, _shape())
+    broadcast = broadcast_of(server)
+    common = Common(method, form.images, _shape(form.num_images), broadcast, key_data, _shape())
     train, test = _shape(form.train_width), _shape(form.test_width)
     slot = Slots(_shape(), train, _shape(), test, _shape(), _shape(dtype=np.float32), _shape())
     starts = tuple(
@@ -185,7 +195,7 @@ def shapes_of(form: Form) -> Shapes:
     parts, count = shared_parts_of(method, starts[0]), form.num_participants
     totals = [zero_totals(form.architectures[0], common, starts[0], slot, count)]
     totals += [zero_totals(None, common, parts, slot, count)] if parts else []
-    return Shapes(common, slot, starts, kinds, states, parts, tuple(totals))
+    return Shapes(common, server, slot, starts, kinds, states, parts, tuple(totals))
 
 
 @lru_cache(maxsize=KEPT)
@@ -263,8 +273,7 @@ def _programs(form: Form, shapes: Shapes) -> Iterator[tuple[str, Callable[[], An
         numerator = {name: part for one in totals for name, part in one.numerator.items()}
         weight = {name: part for one in totals for name, part in one.weight.items()}
         if not method.sees_uploads:
-            new = method.server_update(server, average(server, numerator, weight))
-            return if_any(weight, new, server)
+            return after_average(method, server, average(server, numerator, weight), weight)
         own = client_key(jax.random.wrap_key_data(key), number, SERVER_KEY)
         return next_broadcast(method, server, participants, numerator, weight, own)
 
@@ -274,7 +283,8 @@ def _programs(form: Form, shapes: Shapes) -> Iterator[tuple[str, Callable[[], An
             return jax.jit(every).lower(*devices.everywhere(arguments))
 
     totals, drawn = _runs(form, (list(shapes.totals), _shape(form.num_participants)))
-    arguments = common.method, common.server, totals, drawn, common.key, common.round
+    server = _runs(form, shapes.server)
+    arguments = common.method, server, totals, drawn, common.key, common.round
     yield "update", trace_update
     yield "sum", partial(devices.lowered, sum_over_devices, (devices.shapes(totals),), (0,), None)
 

@@ -120,11 +120,11 @@ class Programs:
         """Multiply-adds of each client's model for one image, float `[clients]`."""
         return np.array([one.macs for one in self.architectures], float)[self.groups]
 
-    def common(self, server: Server, t: int | np.ndarray) -> Common:
+    def common(self, broadcast: Server, t: int | np.ndarray) -> Common:
         """The arguments that all clients of round `t` share, on every device."""
         number = self.devices.replicate(np.asarray(t, np.int32))
         method = self.method_on_devices
-        return Common(method, self.images, self.labels, server, self.key_data, number)
+        return Common(method, self.images, self.labels, broadcast, self.key_data, number)
 
     @cached_property
     def predictions(self) -> list[str]:
@@ -146,6 +146,14 @@ class Programs:
         """Running statistics that travel each way in a visit, where they are averaged."""
         server = shapes_of(self.form).common.server if self.method.statistics == "averaged" else {}
         return num_values(statistics_of(server))
+
+    def adaptation_flops(self) -> float:
+        """What adapting all clients costs before they are judged, see `Method.adapt`."""
+        method, clients = self.method, zip(self.groups, self.num_train, strict=True)
+        return sum(
+            method.adaptation_flops(self.architectures[group], float(num_train))
+            for group, num_train in clients
+        )
 
     def costs(self, clients: Sequence[int] | np.ndarray) -> list[Cost]:
         """The cost of one visit of each of these clients."""

@@ -14,6 +14,7 @@ from pfedafm_jax.engine.schedule import Call, assign, merged, schedule
 from pfedafm_jax.engine.state import State
 from pfedafm_jax.engine.store import stacked
 from pfedafm_jax.engine.visit import Slots, Totals, Worked
+from pfedafm_jax.methods.server_optimizer import broadcast_of, judged_of
 from pfedafm_jax.settings import bad
 from pfedafm_jax.statistics import PRIVATE_STATISTICS
 
@@ -99,7 +100,7 @@ def evaluate(
     order = [int(client) for client in clients]
     home = np.where(state.home >= 0, state.home, np.arange(len(state.home)) % processes.count)
     mine = [client for client in order if processes.count == 1 or home[client] == processes.index]
-    common = programs.common(state.server, 0)
+    common = programs.common(judged_of(state.server), 0)
     pending: list[tuple[Call, dict[str, jax.Array]]] = []
     reports: Reports = {client: {} for client in mine}
     for call in calls_of(programs, mine, programs.num_test):
@@ -134,7 +135,7 @@ def _train(
     Returns:
         The sums for the average. States go to the store, reports to `reports`.
     """
-    compiled, common = programs.compiled, programs.common(state.server, t)
+    compiled, common = programs.compiled, programs.common(broadcast_of(state.server), t)
     stage: Any = (compiled.shared,) if shared_stage else compiled.train
     totals, nothing, pending = compiled.zeros[int(shared_stage)], Totals({}, {}), []
 
@@ -181,12 +182,12 @@ def aggregate(
     summed = programs.compiled.sum(totals)
     if programs.processes.count > 1:
         summed = programs.devices.replicate(programs.processes.sum(summed))
-    common, config = programs.common(state.server, t), programs.config
+    common, config = programs.common(broadcast_of(state.server), t), programs.config
     drawn = np.full((len(runs), config.num_participants), config.num_clients, np.int32)
     for row, own in zip(drawn, runs, strict=True):
         row[: len(own)] = np.array(own[: len(row)]) % config.num_clients  # in its own run
     order = programs.devices.replicate(drawn if programs.runs > 1 else drawn[0])
-    arguments = common.method, common.server, summed, order, common.key, common.round
+    arguments = common.method, state.server, summed, order, common.key, common.round
     server = programs.compiled.update(*arguments)
     jax.block_until_ready(server)  # collectives of two rounds must not overlap
     return state._replace(server=server)

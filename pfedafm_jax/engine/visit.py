@@ -21,7 +21,8 @@ from pfedafm_jax.training import ClientData
 
 Tree = Any
 CLIENT_AXIS = "clients"
-START_KEY, SERVER_KEY = 2**31 - 1, 2**31 - 2  # far above any round or client number
+# Far above any round or client number.
+START_KEY, SERVER_KEY, ADAPT_KEY = 2**31 - 1, 2**31 - 2, 2**31 - 4
 
 
 class Slots(NamedTuple):
@@ -143,9 +144,33 @@ def work(
 def evaluate(
     architecture: Architecture | None, common: Common, state: Tree, slot: Slots
 ) -> StageResult:
-    """A client's accuracy in this state, with the broadcast in `common`."""
-    data, server = data_of(common, slot), common.server
-    return StageResult(None, {}, {}, accuracies(common.method, architecture, state, server, data))
+    """A client's accuracy in this state, with the broadcast in `common`; if the method adapts
+    clients before they are judged, of the adapted client."""
+    method, data = common.method, data_of(common, slot)
+    server = common.server
+    if method.adapts:
+        state, server = adapted(architecture, common, state, slot)
+    return StageResult(None, {}, {}, accuracies(method, architecture, state, server, data))
+
+
+def adapted(
+    architecture: Architecture | None, common: Common, state: Tree, slot: Slots
+) -> tuple[Tree, Server]:
+    """A client's state and broadcast after `Method.adapt`, with the client's own statistics in the
+    broadcast; as they were if that is not finite.
+
+    Its batches depend on seed and client alone, whatever the round.
+    """
+    assert architecture is not None, "the stage that all share has no model of its own"
+    method, data = common.method, data_of(common, slot)
+    key = jax.random.fold_in(jax.random.wrap_key_data(common.key), ADAPT_KEY)
+    key = jax.random.fold_in(key, slot.client)
+    client, server = received(state, common.server)
+    new_client, new_server = method.adapt(key, architecture, client, server, data)
+    before = (client, server)
+    after = (new_client, new_server)
+    finite = _finite(after)
+    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
 
 
 def accuracies(

@@ -5,9 +5,12 @@ from collections.abc import Sequence
 from pfedafm_jax.config import METHOD_SETTINGS, Config
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods.base import Cost, Method, Update, Uploads
+from pfedafm_jax.methods.ditto import Ditto
 from pfedafm_jax.methods.fd import FD
 from pfedafm_jax.methods.fedapen import FedAPEN
 from pfedafm_jax.methods.fedavg import FedAvg
+from pfedafm_jax.methods.fedavg_finetuned import FedAvgFinetuned
+from pfedafm_jax.methods.fedavg_priors import FedAvgPriors
 from pfedafm_jax.methods.fedgh import FedGH
 from pfedafm_jax.methods.fedkd import FedKD
 from pfedafm_jax.methods.fedper import FedPer
@@ -27,6 +30,7 @@ from pfedafm_jax.training import LocalTraining
 _BUILT_IN = (
     *(PFedAFM, Standalone, LGFedAvg, FD, FedProto, FML, FedKD, FedAPEN),  # of the paper's tables
     *(FedPer, FedRep, FedAvg, FedProx),  # one network for all
+    *(FedAvgPriors, FedAvgFinetuned, Ditto),
     *(FedGH, FedTGP),  # whose server sees single uploads
     PFedAFMReleased,
 )
@@ -114,7 +118,20 @@ def make_method(
     names = (shared.name,) if kind.one_network else config.architectures
     mean, std = (mean, std) if dtype == "uint8" else ((), ())
     training = LocalTraining.of(config, mean, std, num_train)
-    return kind.of(config, training, shared, [architecture(name) for name in names])
+    method = kind.of(config, training, shared, [architecture(name) for name in names])
+    _check_server_optimizer(config, method)
+    return method
+
+
+def _check_server_optimizer(config: Config, method: Method) -> None:
+    """Raises if the settings ask for what the server of this method cannot do."""
+    averages_weights = method.averaged_weights and not method.trains_on_the_server
+    if method.server_optimizer.is_plain or (averages_weights and not method.in_turn):
+        return
+    able = f"since the server of {type(method).title} averages no weights of networks"
+    if config.server_optimizer != "average":
+        raise bad("server_optimizer", config.server_optimizer, f"average, {able}")
+    raise bad("server_mean", config.server_mean, f"0, {able}")
 
 
 def chosen_methods(wanted: str | Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ clients, averages or evaluates itself.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedafm_jax.config import Config
+from pfedafm_jax.methods.server_optimizer import MEMORY, RUNNING_MEAN, ServerOptimizer, broadcast_of
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.pytrees import register
 from pfedafm_jax.settings import MethodSettings
@@ -23,6 +24,10 @@ from pfedafm_jax.training import ClientData, LocalTraining
 Tree = Any
 Client = dict[str, Tree]
 Server = dict[str, Tree]
+
+
+# The fields of a method that are leaves, or trees of leaves; the last is the seed.
+_LEAVES = ("settings", "training", "server_optimizer", "rounds", "seed")
 
 
 class Update(NamedTuple):
@@ -62,8 +67,8 @@ class Cost:
 class Method:
     """Base of all methods: what they know of a run, and the defaults of the contract.
 
-    A pytree: the numbers of `settings` and `training`, `rounds` and `seed` are leaves, hence data
-    of compiled programs; the rest is static.
+    A pytree: the numbers of `settings`, `training` and `server_optimizer`, `rounds` and `seed` are
+    leaves, hence data of compiled programs; the rest is static.
     """
 
     settings: Any  # the method's own, a `Settings`
@@ -76,6 +81,7 @@ class Method:
     rounds: float
     seed: Any
     statistics: str = "private"  # of shared networks: each client's own, or averaged
+    server_optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
@@ -95,7 +101,7 @@ class Method:
             cls.Settings = dataclass(frozen=True)(kind)
         if isinstance(cls.Settings, type) and issubclass(cls.Settings, MethodSettings):
             cls.Settings.method = cls.name
-        register(cls, lambda kind: ("settings", "training", "rounds", "seed"))
+        register(cls, lambda kind: _LEAVES)
 
     @classmethod
     def of(
@@ -117,13 +123,29 @@ class Method:
             rounds=float(config.rounds),
             seed=np.uint32(config.seed),
             statistics=config.statistics,
+            server_optimizer=ServerOptimizer.of(config),
         )
+
+    @property
+    def averaged_weights(self) -> tuple[str, ...]:
+        """Parts of the broadcast that are weights of networks, averaged over clients: what a server
+        optimizer moves."""
+        return ()
+
+    @property
+    def trains_on_the_server(self) -> bool:
+        """Whether the server makes something of its own of single uploads."""
+        return type(self).uploads_update is not Method.uploads_update
 
     @property
     def sees_uploads(self) -> bool:
         """Whether the server needs single uploads instead of their sums."""
-        own = type(self).uploads_update is not Method.uploads_update
-        return own or self.aggregation == "median"
+        return self.trains_on_the_server or self.aggregation == "median"
+
+    @property
+    def adapts(self) -> bool:
+        """Whether a client is adapted to its data before it is judged, see `adapt`."""
+        return False
 
     @property
     def counts_missed(self) -> bool:
@@ -165,15 +187,31 @@ class Method:
         `shared_parts`."""
         raise TypeError(f"{type(self).__name__} must define shared_update")
 
+    def adapt(
+        self,
+        key: jax.Array,
+        architecture: Architecture,
+        client: Client,
+        server: Server,
+        data: ClientData,
+    ) -> tuple[Client, Server]:
+        """What a client is judged with, if the method `adapts`: its state and the broadcast after a
+        last step on its own training data. Neither is kept."""
+        return client, server
+
+    def adaptation_flops(self, architecture: Architecture, num_train: float) -> float:
+        """The FLOPs of `adapt` for a client with this many training samples."""
+        return 0.0
+
     def server_update(self, server: Server, averaged: dict[str, Tree]) -> Server:
         """The next broadcast, from the average of the uploads."""
         return {**server, **averaged}
 
     def uploads_update(self, server: Server, uploads: Uploads) -> Server:
         """The next broadcast from single uploads, for methods whose server needs them; uploads then
-        need not be parts of the server's state. By default their average or median goes to
-        `server_update`."""
-        return self.server_update(server, combined(self.aggregation, server, uploads))
+        need not be parts of the server's state. By default, and only then, their average or median
+        goes through the server's optimizer to `server_update`."""
+        raise TypeError(f"{type(self).__name__} has no server that trains on single uploads")
 
     def predict(
         self, architecture: Architecture, client: Client, server: Server, images: jax.Array
@@ -289,8 +327,45 @@ def next_broadcast(
     each = [jnp.any(rows.reshape(len(rows), -1) > 0, axis=1) for rows in weight.values()]
     sent = jnp.any(jnp.stack(each), axis=0)
     numbers = jnp.where(sent, clients, method.num_clients).astype(jnp.int32)
-    new = method.uploads_update(server, Uploads(numbers, parts, weight, key))
-    return if_any(weight, new, server)
+    uploads = Uploads(numbers, parts, weight, key)
+    if method.trains_on_the_server:
+        return if_any(weight, method.uploads_update(server, uploads), server)
+    return after_average(method, server, combined(method.aggregation, server, uploads), weight)
+
+
+def after_average(
+    method: Method, server: Server, averaged: dict[str, Tree], weight: dict[str, jax.Array]
+) -> Server:
+    """The server's next state, from the clients' average: the step of its optimizer, the method's
+    `server_update`, and the running mean. If no client sent anything, it is the old one.
+
+    Args:
+        server: its state: the broadcast, and what its optimizer keeps.
+        averaged: parts of the broadcast.
+        weight: of each part, of which any above 0 says that somebody sent something.
+    """
+    optimizer = method.server_optimizer
+    if optimizer.is_plain:
+        return if_any(weight, method.server_update(server, averaged), server)
+    names = method.averaged_weights
+    kept: dict[str, Tree] = {}
+    if optimizer.kind != "average":
+        old = {name: server[name] for name in names}
+        mean = {name: averaged[name] for name in names}
+        moved, kept[MEMORY] = optimizer.step(server[MEMORY], old, mean)
+        averaged = {**averaged, **moved}
+    new = method.server_update(broadcast_of(server), averaged)
+    if optimizer.mean_decay is not None:
+        weights = {name: new[name] for name in names}
+        kept[RUNNING_MEAN] = optimizer.mean(server[RUNNING_MEAN], weights)
+    return if_any(weight, {**new, **kept}, server)
+
+
+def start_server(method: Method, key: jax.Array) -> Server:
+    """The server's first state: the broadcast, and what its optimizer keeps."""
+    server = method.init_server(key)
+    weights = {name: server[name] for name in method.averaged_weights}
+    return {**server, **method.server_optimizer.init(weights)}
 
 
 def if_any(weight: dict[str, jax.Array], new: Server, old: Server) -> Server:

@@ -88,6 +88,9 @@ class FedAPEN(PrivateAndShared):
         """Learning rate of λ."""
         lambda_epochs: Annotated[int, Ge(0), Le(1_000_000)] = 10
         """Epochs over the adaptability set when a client receives a new shared model."""
+        learn_before_judging: bool = False
+        """Learn λ once more from the newest average before a client is judged (its authors do so
+        after every average); off: only when a participant receives one."""
         adaptability_fraction: Annotated[float, Gt(0), Lt(1)] = 0.05
         """Fraction of a client's training data for learning λ, not used to train the models."""
 
@@ -130,6 +133,27 @@ class FedAPEN(PrivateAndShared):
         optimizer = sgd(training, learning_rate=rate, weight_decay=0.0, clip=False)
         return train(training, key, start, loss, data, optimizer, project=project).params
 
+    @property
+    def adapts(self) -> bool:
+        return self.settings.learn_before_judging
+
+    def adapt(self, key, architecture, client, server, data) -> tuple[Client, Server]:
+        apart, _ = split_adaptability(self.seed, self.settings.adaptability_fraction, data)
+        learned = self.learn_weight(key, architecture, client, server, apart)
+        weight = jnp.where(client["visited"] > 0, learned, client["ensemble_weight"])
+        return {**client, "ensemble_weight": weight}, server
+
+    def adaptation_flops(self, architecture, num_train) -> float:
+        if not self.adapts:
+            return 0.0
+        macs = architecture.macs + self.shared.macs
+        return 2.0 * macs * self.num_apart(num_train) * self.settings.lambda_epochs
+
+    def num_apart(self, num_train: float) -> float:
+        """How many of a client's training samples are for learning λ."""
+        wanted = max(1, round(self.settings.adaptability_fraction * num_train))
+        return min(wanted, max(num_train - 1, 0))
+
     def loss(self, architecture, client, server, params, batch) -> jax.Array:
         logits = self.both_logits(architecture, **params, images=batch.images)
         return ensemble_loss(client["ensemble_weight"], *logits, batch.labels, batch.weights)
@@ -155,7 +179,6 @@ class FedAPEN(PrivateAndShared):
 
     def cost(self, architecture, num_train, num_classes_seen) -> Cost:
         settings, both = self.settings, architecture.macs + self.shared.macs
-        wanted = max(1, round(settings.adaptability_fraction * num_train))
-        apart = min(wanted, max(num_train - 1, 0))
+        apart = self.num_apart(num_train)
         trained = self.training_cost(self.shared.params, both, num_train - apart)
         return replace(trained, flops=trained.flops + 2.0 * both * apart * settings.lambda_epochs)

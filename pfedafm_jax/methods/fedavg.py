@@ -4,12 +4,14 @@ A participant trains the received model on its data and uploads it. All clients 
 extractor's network; `Config.architectures` is ignored. It is the baseline for personalization.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
 from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
 from pfedafm_jax.methods.fml import init_shared_model, shared_logits
-from pfedafm_jax.training import Batch, cross_entropy, train
+from pfedafm_jax.training import Batch, ClientData, cross_entropy, train
 
 
 class FedAvg(Method):
@@ -19,6 +21,10 @@ class FedAvg(Method):
     title = "FedAvg"
     one_network = True
 
+    @property
+    def averaged_weights(self) -> tuple[str, ...]:
+        return ("shared_model",)
+
     def init_client(self, key, architecture) -> Client:
         # Nothing reads it, but checkpoints are cut by the bytes of a state: there must be some.
         return {"visits": jnp.float32(0)}
@@ -26,22 +32,22 @@ class FedAvg(Method):
     def init_server(self, key) -> Server:
         return {"shared_model": init_shared_model(key, self.shared)}
 
-    def penalty(self, model: Tree, received: Tree) -> jax.Array | float:
-        """A term added to the loss of a batch."""
-        return 0.0
+    def before_training(self, client: Client, data: ClientData) -> Client:
+        """What a participant keeps of its visit, known before it trains."""
+        return {"visits": client["visits"] + 1.0}
+
+    def loss(self, client: Client, received: Tree, model: Tree, batch: Batch) -> jax.Array:
+        """The loss of a batch: `model` is what is trained, from `received` on."""
+        logits = shared_logits(self.shared, model, batch.images)
+        return cross_entropy(logits, batch.labels, batch.weights)
 
     def client_update(self, key, architecture, client, server, data, weight) -> Update:
-        received = server["shared_model"]
-
-        def loss(model: Tree, batch: Batch) -> jax.Array:
-            logits = shared_logits(self.shared, model, batch.images)
-            alone = cross_entropy(logits, batch.labels, batch.weights)
-            return alone + self.penalty(model, received)
-
+        client, received = self.before_training(client, data), server["shared_model"]
+        loss = partial(self.loss, client, received)
         trained = train(self.training, jax.random.fold_in(key, 1), received, loss, data)
-        upload, kept = {"shared_model": trained.params}, {"visits": client["visits"] + 1.0}
+        upload = {"shared_model": trained.params}
         # Evaluated right after training, with the model it has just trained.
-        return Update(kept, upload, {"shared_model": weight}, {"loss": trained.loss}, view=upload)
+        return Update(client, upload, {"shared_model": weight}, {"loss": trained.loss}, view=upload)
 
     def predict(self, architecture, client, server, images) -> dict[str, jax.Array]:
         return {"shared": shared_logits(self.shared, server["shared_model"], images)}

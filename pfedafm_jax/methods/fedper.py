@@ -26,6 +26,10 @@ class FedPer(Method):
     def init_server(self, key) -> Server:
         return {"shared_extractor": self.shared.init_extractor(key)}
 
+    @property
+    def averaged_weights(self) -> tuple[str, ...]:
+        return ("shared_extractor",)
+
     def logits(self, shared_extractor: Tree, header: Tree, images: jax.Array) -> jax.Array:
         """Class scores `[batch, classes]`."""
         return self.shared.classify(header, self.shared.extract(shared_extractor, images))

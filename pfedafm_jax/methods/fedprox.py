@@ -4,14 +4,24 @@ L = CE(z, y) + μ / 2 ‖w - w_received‖²
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pfedafm_jax.methods.base import Tree
+from pfedafm_jax.methods.base import Client, Tree
 from pfedafm_jax.methods.fedavg import FedAvg
 from pfedafm_jax.settings import MethodSettings, Rate
 from pfedafm_jax.statistics import without_statistics
+from pfedafm_jax.training import Batch
+
+
+def proximal_term(weight: jax.typing.ArrayLike, model: Tree, center: Tree) -> jax.Array:
+    """weight / 2 ‖model - center‖², without running statistics."""
+    pair = without_statistics(model), without_statistics(center)
+    apart = jax.tree.map(lambda new, old: jnp.sum(jnp.square(new - old)), *pair)
+    distance: Any = sum(jax.tree.leaves(apart))
+    return 0.5 * weight * distance
 
 
 class FedProx(FedAvg):
@@ -25,7 +35,6 @@ class FedProx(FedAvg):
         mu: Rate = 0.01
         """Weight of the squared distance to the received model (μ; its paper tries 0.001 to 1)."""
 
-    def penalty(self, model: Tree, received: Tree) -> jax.Array:
-        pair = without_statistics(model), without_statistics(received)
-        apart = jax.tree.map(lambda new, old: jnp.sum(jnp.square(new - old)), *pair)
-        return 0.5 * self.settings.mu * sum(jax.tree.leaves(apart))
+    def loss(self, client: Client, received: Tree, model: Tree, batch: Batch) -> jax.Array:
+        near = proximal_term(self.settings.mu, model, received)
+        return super().loss(client, received, model, batch) + near

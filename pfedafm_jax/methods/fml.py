@@ -61,6 +61,10 @@ class PrivateAndShared(Standalone):
     def init_server(self, key) -> Server:
         return {"shared_model": init_shared_model(key, self.shared)}
 
+    @property
+    def averaged_weights(self) -> tuple[str, ...]:
+        return ("shared_model",)
+
     def both_logits(
         self, architecture: Architecture, model: Tree, shared_model: Tree, images: jax.Array
     ) -> tuple[jax.Array, jax.Array]:

@@ -57,6 +57,10 @@ class LGFedAvg(Standalone):
     def layers(self) -> tuple[str, ...]:
         return self.settings.shared_layers
 
+    @property
+    def averaged_weights(self) -> tuple[str, ...]:
+        return self.layers
+
     def init_server(self, key) -> Server:
         first, *others = self.architectures
         own = self._shapes(first)

@@ -77,6 +77,10 @@ class PFedAFM(Method):
         return {"shared_extractor": self.shared.init_extractor(key)}
 
     @property
+    def averaged_weights(self) -> tuple[str, ...]:
+        return ("shared_extractor",)
+
+    @property
     def mix_optimizer(self) -> SGD:
         rate = self.settings.mix_learning_rate if self.settings.mix_fixed is None else 0.0
         return sgd(self.training, learning_rate=rate, weight_decay=0.0, clip=False)

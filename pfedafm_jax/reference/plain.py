@@ -12,8 +12,9 @@ from pfedafm_jax import statistics
 from pfedafm_jax.data import normalise
 from pfedafm_jax.engine import Programs, RoundResult, State
 from pfedafm_jax.engine.round import participants_of
-from pfedafm_jax.engine.visit import SERVER_KEY, client_key
+from pfedafm_jax.engine.visit import ADAPT_KEY, SERVER_KEY, client_key
 from pfedafm_jax.methods.base import Uploads, next_broadcast
+from pfedafm_jax.methods.server_optimizer import broadcast_of, judged_of
 from pfedafm_jax.statistics import PRIVATE_STATISTICS, kept, received, shared_parts_of
 from pfedafm_jax.training import ClientData
 
@@ -44,6 +45,12 @@ def broadcast(method, server, uploads):
 
 
 @partial(jax.jit, static_argnums=1)
+def adapt(method, architecture, key, client, server, data):
+    """`Method.adapt`, jitted."""
+    return method.adapt(key, architecture, *received(client, server), data)
+
+
+@partial(jax.jit, static_argnums=1)
 def predict(method, architecture, client, server, images):
     """`Method.predict` on images as stored, jitted."""
     images = normalise(images, method.training.mean, method.training.std)
@@ -54,7 +61,8 @@ def run_round(
     programs: Programs, state: State, t: int, participants: Sequence[int] | np.ndarray | None = None
 ) -> tuple[State, RoundResult]:
     """One round, see `engine.run_round`."""
-    method, server = programs.method, jax.device_get(state.server)
+    method, whole = programs.method, jax.device_get(state.server)
+    server = broadcast_of(whole)
     order, dropped = participants_of(programs.config, t, participants)
     sent, reports = {}, []
     for k, weight in zip(order, weights(programs, order), strict=True):
@@ -67,7 +75,10 @@ def run_round(
         client = update.client if report["finite"] else client
         state.store.write(k, client)
         trained = report["finite"] and update.view is not None
-        report |= accuracy(programs, k, client, update.view if trained else server)
+        if trained:
+            report |= accuracy(programs, k, client, update.view)
+        else:
+            report |= accuracy(programs, k, *judged(programs, k, client, server))
         if report["finite"]:
             sent[k] = dict(update.upload), dict(update.weight)
         if report["finite"] and method.shared_parts:
@@ -83,15 +94,33 @@ def run_round(
                 sent[k][1].update(update.weight)
         reports.append(report)
     if any(upload for upload, _ in sent.values()):
-        server = broadcast(method, server, stacked(programs, t, order, sent))
+        whole = broadcast(method, whole, stacked(programs, t, order, sent))
     result = RoundResult(np.array(order, int), columns(reports), dropped)
-    return with_server(state, server), result
+    return with_server(state, whole), result
 
 
 def evaluate(programs: Programs, state: State, clients: Sequence[int] | np.ndarray | None = None):
     """Accuracies by name, see `engine.evaluate`."""
     order = map(int, range(programs.config.num_clients) if clients is None else clients)
-    return columns([accuracy(programs, k, state.store.state(k), state.server) for k in order])
+    server = judged_of(jax.device_get(state.server))
+
+    def accuracy_of(client: int) -> Report:
+        return accuracy(
+            programs, client, *judged(programs, client, state.store.state(client), server)
+        )
+
+    return columns([accuracy_of(client) for client in order])
+
+
+def judged(programs: Programs, client: int, state: Tree, server: Tree) -> tuple[Tree, Tree]:
+    """A client's state and broadcast as it is judged with them: adapted, if the method adapts."""
+    if not programs.method.adapts:
+        return state, server
+    key = jax.random.fold_in(jax.random.fold_in(programs.key, ADAPT_KEY), client)
+    architecture = programs.architectures[programs.groups[client]]
+    data = data_of(programs, client)
+    new = jax.device_get(adapt(programs.method, architecture, key, state, server, data))
+    return new if finite(new) else (state, server)
 
 
 def stacked(
