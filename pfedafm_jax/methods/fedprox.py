@@ -36,5 +36,5 @@ class FedProx(FedAvg):
         """Weight of the squared distance to the received model (μ; its paper tries 0.001 to 1)."""
 
     def loss(self, client: Client, received: Tree, model: Tree, batch: Batch) -> jax.Array:
-        near = proximal_term(self.settings.mu, model, received)
-        return super().loss(client, received, model, batch) + near
+        alone = super().loss(client, received, model, batch)
+        return alone + proximal_term(self.settings.mu, model, received)
