@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # The runs of PROTOCOL.md: starts what is missing, one process per core, and goes on where it was stopped.
 #
-#   experiments/results/make.sh STAGE [WORKERS]     epochs | rates | knobs | runs | mixes | mixing | table2 | figures | newcomers
+#   experiments/results/make.sh STAGE [WORKERS]     epochs | rates | knobs | runs | mixes | mixing | table2 | figures | newcomers | controls
 #
 # From the environment: EPOCHS, the choice of the first stage ("--local-epochs 4 --flip --crop"); METHODS limits rates,
-# knobs, runs, table2 and newcomers to some; runs and table2 have DATASET (cifar10, or cifar100), runs has SEEDS ("0"), mixes has ROUNDS. Rates are those of the configuration.
+# knobs, runs, table2 and newcomers to some; runs, table2 and controls have DATASET (cifar10, or cifar100), runs and controls have SEEDS ("0"), mixes and controls have ROUNDS. Rates are those of the configuration.
 # Files go to runs/evidence; CIFAR comes from DATA_DIR, the user's cache, or is fetched. experiments/choices.py makes the tables of
 # rates and knobs, experiments/full_length.py and margins.py those of the runs, experiments/mixes.py those of mixes and mixing, experiments/newcomers.py those of newcomers, and experiments/reproduce.py the paper's
 # (`reproduce.py table2 --scale full --rounds 200`, `fig-… --scale full --rounds 100`, with --datasets cifar10 --only-finished --run-dir). Its
 # figures also have points of the runs: mkdir -p runs/evidence/full && cp -r experiments/results/full_length/hetero* runs/evidence/full.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-stage=${1:?stage: epochs, rates, knobs, runs, mixes, mixing, table2, figures or newcomers} workers=${2:-$(nproc)}
+stage=${1:?stage: epochs, rates, knobs, runs, mixes, mixing, table2, figures, newcomers or controls} workers=${2:-$(nproc)}
 out=runs/evidence
 defaults="--fml.alpha 0.5 --fedkd.t-start 0.95 --fedproto.lambda-mse 1"
 methods=${METHODS:-pfedafm fedrep fedproto fedper fd standalone lg_fedavg fedapen fml fedkd}
@@ -95,6 +95,15 @@ jobs_of() {
     gamma 0.1; gamma 0.5; mix_rate 0 0.001; mix_rate 0 0.1
     classes 6; gamma 0.3; mix_rate 0 0.01; classes 4; classes 8; gamma 0.2; gamma 0.4
     for seed in 1 2; do mix_rate $seed 0.001; mix_rate $seed 0.1; mix_rate $seed 0.01; done ;;
+  controls) # what could refute pFedAFM; CLASSES: classes per client; SERVER: "" for plain averages, or momentum
+    rounds=${ROUNDS:-$rounds}
+    for seed in ${SEEDS:-0}; do
+      for method in ${METHODS:-fedavg_priors fedavg ditto fedavg_finetuned}; do
+        run "$method" "$seed" "$config-n100${CLASSES:+-classes$CLASSES-t$rounds}${SERVER:+-$SERVER}" \
+          ${CLASSES:+--classes-per-client $CLASSES} \
+          ${SERVER:+--server-optimizer $SERVER --server-momentum 0.5 --server-mean 0.8}
+      done
+    done ;;
   newcomers) # ten clients are kept out; Standalone's receive nothing, whatever its length
     for method in $methods; do
       rounds=$([ "$method" = standalone ] && echo 1 || echo 100)
