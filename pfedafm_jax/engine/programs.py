@@ -40,7 +40,6 @@ class Programs:
         train_rows, test_rows: each client's rows of the dataset, int32 `[clients, width]`, padded
             with zeros.
         lockstep: whether a device trains all its clients at once, see `compile.py`.
-        runs: the number of runs whose clients these are, see `together.py`.
         only: names of the programs to compile; empty: all.
     """
 
@@ -61,7 +60,6 @@ class Programs:
     train_rows: np.ndarray
     test_rows: np.ndarray
     lockstep: bool
-    runs: int = 1
     only: tuple[str, ...] = ()
 
     @property
@@ -79,7 +77,6 @@ class Programs:
             clients_per_step=self.config.clients_per_step,
             precision=self.config.precision,
             kernels=str(kernels.implementation()),
-            runs=self.runs,
             only=self.only,
         )
 
@@ -120,9 +117,9 @@ class Programs:
         """Multiply-adds of each client's model for one image, float `[clients]`."""
         return np.array([one.macs for one in self.architectures], float)[self.groups]
 
-    def common(self, server: Server, t: int | np.ndarray) -> Common:
+    def common(self, server: Server, t: int) -> Common:
         """The arguments that all clients of round `t` share, on every device."""
-        number = self.devices.replicate(np.asarray(t, np.int32))
+        number = self.devices.replicate(np.int32(t))
         method = self.method_on_devices
         return Common(method, self.images, self.labels, server, self.key_data, number)
 

@@ -76,27 +76,6 @@ def schedule(
     return calls
 
 
-def merged(several: Sequence[list[Call]]) -> list[Call]:
-    """Joins the calls of several runs: the slots of the first run, then those of the second …
-
-    >>> first, second = (Call(0, np.array([own]), np.array([1])) for own in ([3, 1], [7, -1]))
-    >>> merged([[first], [second]])[0].clients
-    array([[ 3,  1,  7, -1]])
-    """
-    if len(several) == 1:
-        return several[0]
-    joined = []
-    for kind in sorted({call.kind for calls in several for call in calls}):
-        own = [[call for call in calls if call.kind == kind] for calls in several]
-        empty = next(call for calls in own for call in calls)
-        empty = empty._replace(clients=np.full_like(empty.clients, -1))
-        for index in range(max(map(len, own))):
-            side = [calls[index] if index < len(calls) else empty for calls in own]
-            clients = np.concatenate([call.clients for call in side], axis=1)
-            joined.append(Call(kind, clients, np.ones_like(empty.trips)))
-    return joined
-
-
 def assign(
     clients: Sequence[int], costs: np.ndarray, home: np.ndarray, devices: np.ndarray
 ) -> np.ndarray:
