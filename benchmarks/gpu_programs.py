@@ -34,7 +34,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--layout", default="lockstep", choices=("lockstep", "loop"), help="(%(default)s)")
     add("--clients-per-step", type=int, default=0, help="(0: automatic)")
     add("--precision", default="highest", choices=tuple(FLOPS), help="(%(default)s)")
-    add("--backend", default="pmap", choices=("pmap", "shard_map"), help="(%(default)s)")
     add("--architectures", default="cnn1,cnn2,cnn3,cnn4,cnn5", metavar="A,B", help="(%(default)s)")
     add("--participants", type=int, default=10, help="K, of 100 clients (%(default)s)")
     add("--epochs", type=int, default=10, help="E (%(default)s)")
@@ -68,7 +67,6 @@ def build_programs(options: argparse.Namespace) -> Any:
         devices=options.devices,
         layout=options.layout,
         clients_per_step=options.clients_per_step,
-        backend=options.backend,
         kernels="xla",
     ).check()
     images, labels = np.zeros((IMAGES, 32, 32, 3), np.uint8), np.arange(IMAGES) % 10
@@ -91,10 +89,10 @@ def described(options: argparse.Namespace) -> tuple[Any, str]:
             target_config=Path(options.card).read_text(),
             topology=f"1x1x{options.devices}",
         )
-        return Devices(0, options.backend, card.devices), ""
+        return Devices(0, card.devices), ""
     except (RuntimeError, ValueError, jax.errors.JaxRuntimeError) as error:
         why = str(error).splitlines()[0][:200]
-        return Devices(options.devices, options.backend, lower_for="cuda"), why
+        return Devices(options.devices, lower_for="cuda"), why
 
 
 def rounds_of(programs: Any, form: Any) -> dict[str, float]:

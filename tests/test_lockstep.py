@@ -120,16 +120,6 @@ def test_as_many_clients_at_once_as_fit(monkeypatch):
     assert_close(play(programs, [0, 1, 2], [3, 1]), expected, rtol=2e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize("layout", slow_but(["lockstep"], ["loop", "lockstep"]))
-def test_shard_map_gives_the_bits_of_pmap(layout):
-    both = [
-        play(build(small_config("fedproto", layout=layout, devices=2, backend=backend), *small_data()),
-             [0, 1, 2], [3, 1])
-        for backend in ("pmap", "shard_map")
-    ]  # fmt: skip
-    assert same(*both)
-
-
 @pytest.mark.parametrize(
     ("precision", "words"), [("highest", "HIGHEST"), ("tf32", "tf32"), ("bfloat16", "bf16")]
 )

@@ -54,7 +54,7 @@ def alone(tmp_path_factory) -> list[dict]:
 
 @pytest.mark.parametrize(
     "layout",
-    [[], pytest.param(["--layout", "lockstep", "--backend", "shard_map"], marks=pytest.mark.slow)],
+    [[], pytest.param(["--layout", "lockstep"], marks=pytest.mark.slow)],
 )
 def test_two_processes_agree_with_one_and_one_goes_on_from_them(tmp_path, alone, layout):
     finish(*start_pair(tmp_path / "two", ROUNDS - 2, (layout, layout)))

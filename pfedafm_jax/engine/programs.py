@@ -161,7 +161,7 @@ def build(
     config: Config, dataset: Dataset, partition: Partition, devices: Devices | None = None
 ) -> Programs:
     """Builds the method and copies the data to the devices; compiles nothing yet."""
-    devices = devices or Devices(config.devices, config.backend)
+    devices = devices or Devices(config.devices)
     if config.precision == "tf32" and devices.kind == "cpu":
         raise bad("precision", "tf32", "highest, bfloat16 on a CPU")
     mean, std = dataset.mean, dataset.std
