@@ -118,12 +118,7 @@ class Devices:
             compiled then.
     """
 
-    def __init__(
-        self,
-        count: int = 0,
-        devices: Sequence[Any] = (),
-        lower_for: str = "",
-    ):
+    def __init__(self, count: int = 0, devices: Sequence[Any] = (), lower_for: str = ""):
         available = devices or jax.local_devices()
         if count > len(available):
             raise bad("devices", count, f"0 (all) to {len(available)} on this machine")

@@ -181,7 +181,7 @@ def build(
         dataset=dataset,
         partition=partition,
         devices=devices,
-        processes=Processes(len(devices)),
+        processes=Processes(),
         method=method,
         architectures=architectures,
         groups=np.arange(config.num_clients) % len(architectures),

@@ -9,7 +9,7 @@ import numpy as np
 from pfedafm_jax.config import Config
 from pfedafm_jax.engine.compile import shapes_of
 from pfedafm_jax.engine.programs import Programs
-from pfedafm_jax.engine.schedule import Call, assign, schedule
+from pfedafm_jax.engine.schedule import Call, schedule
 from pfedafm_jax.engine.state import State
 from pfedafm_jax.engine.store import stacked
 from pfedafm_jax.engine.visit import Slots, Totals, Worked
@@ -73,12 +73,13 @@ def run_round(
     by_samples = config.aggregation == "samples"
     weights = {k: float(programs.num_train[k]) if by_samples else 1.0 for k in order}
     entries = {k: (weights[k], rank) for rank, k in enumerate(order)}
-    state, mine = _fetched(programs, state, order)
-    reports: Reports = {client: {} for client in mine}
-    totals = [_train(programs, state, t, {k: entries[k] for k in mine}, reports)]
+    entries_here = {k: entry for k, entry in entries.items() if programs.processes.keeps(k)}
+    reports: Reports = {k: {} for k in entries_here}
+    totals = [_train(programs, state, t, entries_here, reports)]
     if programs.method.shared_parts:
-        finite = {k: entries[k] for k in mine if reports[k]["finite"]}
+        finite = {k: entry for k, entry in entries_here.items() if reports[k]["finite"]}
         totals.append(_train(programs, state, t, finite, reports, shared_stage=True))
+    state.store.written_elsewhere([k for k in order if k not in entries_here])
     state = aggregate(programs, state, t, order, totals)
     return state, RoundResult(np.array(order, int), _collected(programs, order, reports), dropped)
 
@@ -87,18 +88,17 @@ def evaluate(
     programs: Programs, state: State, clients: Sequence[int] | np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
     """Accuracies of these clients, or of all, with the current broadcast: name → `[clients]`."""
-    processes, compiled = programs.processes, programs.compiled
-    clients = range(programs.config.num_clients) if clients is None else clients
+    if clients is None:
+        clients = range(programs.config.num_clients)
     order = [int(client) for client in clients]
-    home = np.where(state.home >= 0, state.home, np.arange(len(state.home)) % processes.count)
-    mine = [client for client in order if processes.count == 1 or home[client] == processes.index]
+    mine = [client for client in order if programs.processes.keeps(client)]
     common = programs.common(state.server, 0)
     pending: list[tuple[Call, dict[str, jax.Array]]] = []
     reports: Reports = {client: {} for client in mine}
     for call in calls_of(programs, mine, programs.num_test):
         states = _states(programs, state, call)
         arguments = states, _slots(programs, call, {}), call.trips
-        worked = compiled.evaluate[call.kind](common, Totals({}, {}), *arguments)
+        worked = programs.compiled.evaluate[call.kind](common, Totals({}, {}), *arguments)
         if programs.lockstep:
             programs.buffers.release(call, states)
         pending.append((call, worked.info))
@@ -255,30 +255,6 @@ def _report(call: Call, info: dict[str, jax.Array], reports: Reports) -> None:
 
 
 # -------------------------------------------------------------------------------- several processes
-
-
-def _fetched(programs: Programs, state: State, order: list[int]) -> tuple[State, list[int]]:
-    """This process's participants, after moving states of those that trained elsewhere before."""
-    processes, store = programs.processes, state.store
-    if processes.count == 1:
-        return state, order
-    costs = programs.num_train * programs.macs
-    process = assign(order, costs, state.home, processes.devices)
-    mine = [client for client, new in zip(order, process, strict=True) if new == processes.index]
-    for client, new in zip(order, process, strict=True):
-        if state.home[client] in (-1, new):
-            continue
-        here = state.home[client] == processes.index
-        blank = jax.tree.map(np.zeros_like, store.start(int(programs.groups[client])))
-        moved = processes.move(store.state(client) if here else blank)
-        if here:
-            store.forget(client)
-        if new == processes.index:
-            store.write(client, moved)
-    home = state.home.copy()
-    home[order] = process
-    store.changed[order] = True  # as in all other processes
-    return state._replace(home=home), mine
 
 
 def _collected(programs: Programs, order: list[int], reports: Reports) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Which device, and which process, trains which participant: largest workload first."""
+"""Which device trains which participant: largest workload first."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -74,42 +74,3 @@ def schedule(
                     table[device, index * size : index * size + len(step)] = step
             calls.append(Call(kind, table, trips))
     return calls
-
-
-def assign(
-    clients: Sequence[int], costs: np.ndarray, home: np.ndarray, devices: np.ndarray
-) -> np.ndarray:
-    """Chooses each participant's process: its home, unless the round would then take longer.
-
-    Args:
-        clients: the participants.
-        costs: the expected cost of each client, float `[clients]`.
-        home: the process that keeps each client's state, -1 if it was never drawn, int `[clients]`.
-        devices: the number of devices of each process, which is its share of the work.
-
-    Returns:
-        The process of each of `clients`, int `[len(clients)]`.
-    """
-    order = sorted(range(len(clients)), key=lambda index: (-costs[clients[index]], clients[index]))
-
-    def least_loaded(load: np.ndarray, client: int) -> int:
-        return int(np.argmin((load + costs[client]) / devices))
-
-    even = np.zeros(len(devices))
-    for index in order:
-        even[least_loaded(even, clients[index])] += costs[clients[index]]
-    limit = np.max(even / devices)  # the duration of the round if states could move freely
-    load, chosen, moving = np.zeros(len(devices)), np.full(len(clients), -1), []
-    for index in order:
-        client = clients[index]
-        process = int(home[client])
-        if process >= 0 and (load[process] + costs[client]) / devices[process] <= limit:
-            chosen[index] = process
-            load[process] += costs[client]
-        else:
-            moving.append(index)
-    for index in moving:
-        client = clients[index]
-        chosen[index] = least_loaded(load, client)
-        load[chosen[index]] += costs[client]
-    return chosen
