@@ -34,13 +34,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--layout", default="lockstep", choices=("lockstep", "loop"), help="(%(default)s)")
     add("--clients-per-step", type=int, default=0, help="(0: automatic)")
     add("--precision", default="highest", choices=tuple(FLOPS), help="(%(default)s)")
-    add("--backend", default="pmap", choices=("pmap", "shard_map"), help="(%(default)s)")
     add("--architectures", default="cnn1,cnn2,cnn3,cnn4,cnn5", metavar="A,B", help="(%(default)s)")
     add("--participants", type=int, default=10, help="K, of 100 clients (%(default)s)")
     add("--epochs", type=int, default=10, help="E (%(default)s)")
     add("--batch-size", type=int, default=64, help="(%(default)s)")
     add("--devices", type=int, default=1, help="(%(default)s)")
-    add("--runs", type=int, default=1, help="runs that go together (%(default)s)")
     add("--card", default=str(CARD), metavar="FILE", help="a GpuTargetConfigProto as text (A100)")
     add("--json", metavar="FILE", help="all numbers")
     return made.parse_args(argv)
@@ -69,7 +67,6 @@ def build_programs(options: argparse.Namespace) -> Any:
         devices=options.devices,
         layout=options.layout,
         clients_per_step=options.clients_per_step,
-        backend=options.backend,
         kernels="xla",
     ).check()
     images, labels = np.zeros((IMAGES, 32, 32, 3), np.uint8), np.arange(IMAGES) % 10
@@ -92,10 +89,10 @@ def described(options: argparse.Namespace) -> tuple[Any, str]:
             target_config=Path(options.card).read_text(),
             topology=f"1x1x{options.devices}",
         )
-        return Devices(0, options.backend, card.devices), ""
+        return Devices(0, card.devices), ""
     except (RuntimeError, ValueError, jax.errors.JaxRuntimeError) as error:
         why = str(error).splitlines()[0][:200]
-        return Devices(options.devices, options.backend, lower_for="cuda"), why
+        return Devices(options.devices, lower_for="cuda"), why
 
 
 def rounds_of(programs: Any, form: Any) -> dict[str, float]:
@@ -134,11 +131,7 @@ def rounds_of(programs: Any, form: Any) -> dict[str, float]:
                 totals["shared calls"] += 1
                 totals["shared steps"] += max(call.trips)
                 totals["bytes up"] += call.clients.size * (row + size(shapes.parts))
-    of_all = ("moved", "bytes", "participants'")  # and not of each run by itself
-    return {
-        name: value / ROUNDS * (form.runs if name.startswith(of_all) else 1)
-        for name, value in totals.items()
-    }
+    return {name: value / ROUNDS for name, value in totals.items()}
 
 
 def compile_all(programs: Any, form: Any, real: bool, folder: str) -> tuple[list[dict], dict]:
@@ -202,7 +195,7 @@ def a_round(programs: Any, form: Any, found: dict) -> dict[str, float]:
     flops = np.array([cost.flops for cost in programs.costs(range(100))])
     wide = np.array([kind.architecture.macs for kind in shapes_of(form).kinds])[programs.kinds]
     flops = float(np.mean(flops * wide / programs.macs))  # padding is computed too
-    flops *= form.runs * programs.config.num_participants / len(form.devices)
+    flops *= programs.config.num_participants / len(form.devices)
     products = flops / FLOPS[form.precision]
     return {
         **means,
@@ -278,11 +271,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         os.environ["XLA_FLAGS"] = f"--xla_gpu_autotune_level=0 --xla_dump_to={folder}"
         programs = build_programs(options)
         devices, why = described(options)
-        form = programs.form._replace(
-            devices=devices, runs=options.runs, precision=options.precision
-        )
+        form = programs.form._replace(devices=devices, precision=options.precision)
         rows, found = compile_all(programs, form, not why, folder)
-    about = f"{options.method}, {options.layout}, {options.runs} run{'s' * (options.runs > 1)}, K = {options.participants}, E = {options.epochs}, "
+    about = (
+        f"{options.method}, {options.layout}, K = {options.participants}, E = {options.epochs}, "
+    )
     result = {
         "title": f"{about}batch {options.batch_size}, {options.precision}, {devices}",
         "options": vars(options),
@@ -296,7 +289,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         result["round"] = a_round(programs, form, found)
         result["client_bytes"] = client_bytes(form)
         temporary = max(row["temporary_bytes"] for row in rows if row["program"] == "train 0")
-        result["client_bytes_compiled"] = temporary // (options.runs * programs.clients_per_step)
+        result["client_bytes_compiled"] = temporary // programs.clients_per_step
     return result
 
 

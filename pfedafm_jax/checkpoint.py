@@ -58,7 +58,7 @@ class Checkpoints:
         processes: Processes | None = None,
     ):
         self._processes = processes if processes and processes.count > 1 else None
-        self._index, self._count = (processes.index, processes.count) if processes else (0, 1)
+        self._first = processes is None or processes.first
         self.folder, self.log = Path(folder).absolute(), log
         self.identity = identity or {"config": {}, "data": "", "split": ""}
         self.seconds = self.background_seconds = 0.0
@@ -93,22 +93,20 @@ class Checkpoints:
         self._last = manifest["round"]
         self._versions = {n: m for n, m in self.manifests().items() if n <= self._last}
         run = files.read_tree(self.folder / name_of(manifest["round"]) / "run")
-        store, home = state.store, state.home.copy()
-        kept = run["arrays"].pop("home", None)
-        if kept is None or manifest["processes"] != self._count:
-            kept = np.arange(len(store.groups)) % self._count
+        store = state.store
         sizes = []
         for part in manifest["parts"]:
             sizes.append(0)
             for group, clients, states in files.read_clients(self.folder / name_of(part)):
                 states = files.fitted(store.start(group), states, len(clients))
                 for row, client in enumerate(clients.tolist()):
-                    if client >= 0 and kept[client] == self._index:
+                    if client < 0:
+                        continue
+                    sizes[-1] += 1
+                    if self._processes and not self._processes.keeps(client):
+                        store.written_elsewhere([client])
+                    else:
                         store.write(client, jax.tree.map(lambda leaf, row=row: leaf[row], states))
-                clients = clients[clients >= 0]
-                sizes[-1] += len(clients)
-                if self._processes:
-                    home[clients] = kept[clients]
         store.changed[:] = False
         self.chain = Chain(tuple(manifest["parts"]), sizes[0] if sizes else 0, sum(sizes[1:]))
         server = files.fitted(jax.device_get(state.server), run.get("server", {}))
@@ -117,7 +115,7 @@ class Checkpoints:
             return jax.device_put(new, getattr(old, "sharding", None))
 
         server = jax.tree.map(put, server, state.server)
-        return State(server, store, home), json.loads(run["details"].tobytes()), run["arrays"]
+        return State(server, store), json.loads(run["details"].tobytes()), run["arrays"]
 
     def newest(self) -> Manifest | None:
         """The newest manifest whose files are all intact; reports damaged ones."""
@@ -174,7 +172,7 @@ class Checkpoints:
         clients = np.flatnonzero(store.changed)
         first, later = self.chain.first, self.chain.later + len(clients)
         if later >= first:
-            clients = np.flatnonzero(state.home >= 0 if self._processes else store.visited)
+            clients = np.flatnonzero(store.visited)
             self.chain = Chain((number,), first=len(clients))
         else:
             self.chain = Chain((*self.chain.parts, number), first, later)
@@ -184,10 +182,8 @@ class Checkpoints:
             "arrays": {"round": np.array(number), **files.filled(arrays)},
             "details": np.frombuffer(json.dumps(details).encode(), np.uint8),
         }
-        if self._processes:
-            run["arrays"]["home"] = np.array(state.home)
         manifest = {"format": files.FORMAT, "round": number, "score": score, **self.identity}
-        manifest |= {"parts": list(self.chain.parts), "processes": self._count}
+        manifest["parts"] = list(self.chain.parts)
         blocks = self._blocks(clients, state)
         client_bytes = int(store.row_bytes[store.groups[clients]].sum())
         if client_bytes <= BLOCK_BYTES:
@@ -209,7 +205,7 @@ class Checkpoints:
             for group in np.unique(store.groups[block]):
                 members = block[store.groups[block] == group]
                 if self._processes:
-                    members = self._processes.own_rows(members, state.home[members])
+                    members = self._processes.kept_rows(members)
                 states = files.filled(by_path(store.read(int(group), members)))
                 rows = {"clients": members, "states": states}
                 join = self._processes.joined if self._processes else np.asarray
@@ -222,7 +218,7 @@ class Checkpoints:
         start, number = time.perf_counter(), manifest["round"]
         folder = self.folder / name_of(number)
         self.folder.mkdir(parents=True, exist_ok=True)
-        if self._index == 0:
+        if self._first:
             self._manifest_path(number).unlink(missing_ok=True)
             files.remove(folder)  # of an interrupted save, or a damaged checkpoint
             for left in (*self.folder.glob(".*.tmp"), *self.folder.glob(".space.*")):
@@ -232,7 +228,7 @@ class Checkpoints:
             for block, tree in enumerate(blocks):
                 files.write_tree(folder / "clients" / str(block), tree)
             files.write_tree(folder / "run", run)
-            if self._index > 0:
+            if not self._first:
                 return
             # The files of earlier folders, with their digests of that time.
             manifest["files"] = {
@@ -269,7 +265,7 @@ class Checkpoints:
 
         `last`: spare anything newer, since other processes may be at the next save already.
         """
-        if self._index > 0:
+        if not self._first:
             return
         for number in self._rounds():
             if number not in self._versions:

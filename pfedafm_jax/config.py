@@ -169,8 +169,6 @@ class Machine:
     all at once, architectures of a family padded into one program; auto: loop on CPUs."""
     clients_per_step: Annotated[int, Ge(0), Le(65_536)] = 0
     """Clients that a device trains at once; 0: one (loop) or all (lockstep)."""
-    backend: Literal["pmap", "shard_map"] = "pmap"
-    """How programs run on several devices; same bits."""
     kernels: Literal["auto", "native", "xla"] = "auto"
     """Convolution and SGD on a CPU: native code, built at first use, or XLA's; auto: native where
     it can be built."""
@@ -181,6 +179,8 @@ class Machine:
 
 
 GROUPS = (Data, Clients, Training, Machine)
+REMOVED = frozenset({"backend"})
+"""Settings of earlier versions that changed no result: files of runs may name them still."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,7 +342,7 @@ def updated(config: Config, values: Mapping[str, Any]) -> Config:
             of_methods.setdefault(method, {}).update(new)
         elif name in settings_of(Config):
             common[name] = value
-        else:
+        elif name not in REMOVED:
             names = [*settings_of(Config), *METHOD_SETTINGS]
             raise PfedafmError(f"unknown setting {name}; known: {known(name, names)}")
     found = {one.method: one for one in config.settings}

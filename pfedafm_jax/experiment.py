@@ -13,7 +13,7 @@ import pandas as pd
 from pfedafm_jax import engine, kernels
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition
-from pfedafm_jax.engine import Devices, RoundResult, State, build
+from pfedafm_jax.engine import Devices, build
 from pfedafm_jax.errors import START_OVER, PfedafmError
 from pfedafm_jax.files import Log, own_version
 from pfedafm_jax.records import FORMAT, Record, Summary, mean, summarize
@@ -91,17 +91,11 @@ class Experiment:
         while self.round < last:
             yield self.run_round(evaluate=self.round + 1 == last)
 
-    def run_round(
-        self, evaluate: bool = False, done: tuple[State, RoundResult, float] | None = None
-    ) -> Record:
+    def run_round(self, evaluate: bool = False) -> Record:
         """Runs one round; all clients are evaluated every `eval_every` rounds, after the last, and
-        if `evaluate`. `done`: the result and duration of the round, if it was run elsewhere."""
+        if `evaluate`."""
         start, number = time.perf_counter(), self.round + 1
-        if done is None:
-            self.state, result = self._loop.run_round(self.programs, self.state, number)
-        else:
-            self.state, result = done[:2]
-            start -= done[2]
+        self.state, result = self._loop.run_round(self.programs, self.state, number)
         info = {self._name(name): values for name, values in result.info.items()}
         if not info:  # all dropped out
             info = {name: np.zeros(0, np.float32) for name in ("accuracy", "loss", "finite")}

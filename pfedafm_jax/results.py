@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pandas as pd
 
-from pfedafm_jax.config import Config, Machine
+from pfedafm_jax.config import REMOVED, Config, Machine
 from pfedafm_jax.data import Partition
 from pfedafm_jax.errors import START_OVER, PfedafmError, reason
 from pfedafm_jax.files import read_bytes
@@ -259,7 +259,7 @@ def _records(path: Path, lines: Sequence[bytes], num_clients: int) -> list[Recor
 
 # -------------------------------------------------------------------------------- labels
 
-NOT_IN_RESULTS = {"rounds", "eval_every", *settings_of(Machine)}
+NOT_IN_RESULTS = {"rounds", "eval_every", *settings_of(Machine), *REMOVED}
 """Settings that may change when a run is resumed: its rounds so far would have been the same.
 
 (Devices, layout, clients per step and kernels within float tolerance; see `docs/determinism.md`.)

@@ -1,13 +1,9 @@
-"""A run with its folder, round by round: resume, record, observe, save, plot; or several runs whose
-rounds share one program."""
+"""A run with its folder, round by round: resume, record, observe, save, plot."""
 
 import contextlib
-import copy
 import hashlib
 import signal
-import time
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,6 @@ import numpy as np
 from pfedafm_jax import plots
 from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.config import Machine
-from pfedafm_jax.engine import Together, can_go_together, together
 from pfedafm_jax.errors import START_OVER, Interrupted, PfedafmError, storage_error
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.files import Log
@@ -27,10 +22,8 @@ from pfedafm_jax.settings import settings_of
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.tasks import Task, checkpoint_folder, other_digest, refuse_others
 
-Steps = Generator[None, Any, None]
 
-
-def steps(
+def train(
     experiment: Experiment,
     task: Task,
     bar: Progress | None = None,
@@ -40,13 +33,12 @@ def steps(
     observers: Sequence[Observer] = (),
     signals: Signals | None = None,
     log: Log = lambda line: None,
-) -> Steps:
-    """A run as a generator: before each round it yields, and is sent the round's result, or None to
-    run the round itself.
+) -> None:
+    """Trains a run to its end, from its last checkpoint if it has one.
 
     Args:
         experiment: before its first round.
-        task: as `find_existing` returned it.
+        task: as `find_existing` returned it; without a folder the run stays in memory.
         bar: shows every round.
         plan: prints the plan first, under this name.
         command: recorded in the run's files as what started it.
@@ -55,119 +47,81 @@ def steps(
             ends the call at once.
         log: called with single lines, such as a damaged checkpoint.
     """
-    bar, signals = bar or Progress(0, hidden=True), signals or Signals()
-    place, processes = task.folder, experiment.programs.processes
-    mine = identity(experiment)
-    _agree(experiment, mine, task.state == "again")
+    bar = bar or Progress(0, hidden=True)
+    signals = signals or Signals()
+    run_identity = identity(experiment)
+    _agree(experiment, run_identity, task.state == "again")
     if plan is not None:
-        print_plan(experiment, plan, place)
+        print_plan(experiment, plan, task.folder)
     bar.compiling()
     experiment.compile()
-    if place is None:
+    if task.folder is None:
         while experiment.round < experiment.config.rounds:
-            bar.show(experiment.run_round(done=(yield)))
+            bar.show(experiment.run_round())
         return
-    folder, first = RunFolder(place), processes.first
-    observers = observers if first else ()
-    with folder.lock() if first else contextlib.nullcontext(), contextlib.ExitStack() as closing:
-        checkpoints = Checkpoints(checkpoint_folder(place), mine, log, processes)
+    processes = experiment.programs.processes
+    checkpoints = Checkpoints(checkpoint_folder(task.folder), run_identity, log, processes)
+    if not processes.first:
+        _train_in_folder(experiment, task, bar, checkpoints, "", (), signals)
+        return
+    with RunFolder(task.folder).lock():
+        _train_in_folder(experiment, task, bar, checkpoints, command, observers, signals)
+
+
+def _train_in_folder(
+    experiment: Experiment,
+    task: Task,
+    bar: Progress,
+    checkpoints: Checkpoints,
+    command: str,
+    observers: Sequence[Observer],
+    signals: Signals,
+) -> None:
+    """Resumes, trains, records, observes, saves and plots; of several processes only the first one
+    records and plots."""
+    assert task.folder is not None
+    folder = RunFolder(task.folder)
+    processes = experiment.programs.processes
+    with contextlib.ExitStack() as closing:
         try:
-            if task.state == "again" and first:
-                checkpoints.clear()
-            elif task.state != "again" and resume(experiment, checkpoints):
+            if task.state == "again":
+                if processes.first:
+                    checkpoints.clear()
+            elif resume(experiment, checkpoints):
                 bar.resume(experiment.records)
-            if first:
+            if processes.first:
                 folder.start(experiment.about(command), experiment.partition, experiment.records)
             for observer in observers:
                 past = [observed(experiment, record) for record in experiment.records]
                 closing.callback(observer.close)
-                observer.start(place, experiment.config.as_dict(), past)
+                observer.start(task.folder, experiment.config.as_dict(), past)
             processes.any(False)  # a barrier: no process starts before the folder is ready
             with signals.saved_at_the_end_of_a_round():
                 while experiment.round < experiment.config.rounds:
-                    record = experiment.run_round(done=(yield))
-                    if first:
+                    record = experiment.run_round()
+                    if processes.first:
                         folder.add(record)
                         bar.show(record)
                     for observer in observers:
                         observer.round(observed(experiment, record))
                     _save_or_stop(experiment, checkpoints, signals)
             checkpoints.finish()
-            if not first:
-                return
-            summary = experiment.summary(
-                checkpoint_seconds=round(checkpoints.seconds, 3),
-                checkpoint_background_seconds=round(checkpoints.background_seconds, 3),
-            )
-            folder.finish(summary, experiment.records, experiment.client_arrays())
-            for observer in observers:
-                observer.finish(summary)
+            if processes.first:
+                summary = experiment.summary(
+                    checkpoint_seconds=round(checkpoints.seconds, 3),
+                    checkpoint_background_seconds=round(checkpoints.background_seconds, 3),
+                )
+                folder.finish(summary, experiment.records, experiment.client_arrays())
+                for observer in observers:
+                    observer.finish(summary)
         except OSError as error:
-            raise storage_error(f"the files of {place}", place, error) from error
+            raise storage_error(f"the files of {task.folder}", task.folder, error) from error
         finally:
             checkpoints.close()
-        dataset = experiment.dataset
-        counts = experiment.partition.class_counts(dataset.labels, dataset.num_classes)
-        plots.draw_all(experiment.result(), counts, place, log)
-
-
-def drive(
-    experiments: Sequence[Experiment],
-    tasks: Sequence[Task],
-    bar: Progress | None = None,
-    *,
-    observers: Sequence[Observer] = (),
-    **options: Any,
-) -> None:
-    """Trains runs to their ends, from their last checkpoints if they have any.
-
-    Args:
-        experiments: before their first round; several share one program, round by round.
-        tasks: as `find_existing` returned them.
-        bar: shows every round of the first.
-        observers: those of the first run; the other runs get copies.
-        options: see `steps`.
-    """
-    if len(experiments) > 1:
-        if why := can_go_together([one.programs for one in experiments]):
-            raise PfedafmError(f"--together: {why}")
-        for one in experiments:
-            one.programs = replace(one.programs, only=together.CALLED_BY_EACH_RUN)
-    runs: list[tuple[Experiment, Steps]] = []
-    for one, task in zip(experiments, tasks, strict=True):
-        own = [copy.copy(observer) for observer in observers] if runs else observers
-        shown = None if runs else bar
-        runs.append((one, steps(one, task, shown, observers=own, **options)))
-    done: Sequence[Any] = [None] * len(runs)
-    group: Together | None = None
-    with contextlib.ExitStack() as closing:
-        for _, run in runs:
-            closing.callback(run.close)
-        while runs:
-            active, stopped = [], None
-            for (one, run), result in zip(runs, done, strict=True):
-                try:
-                    run.send(result)
-                    active.append((one, run))
-                except StopIteration:
-                    pass  # it has all its rounds
-                except Interrupted as error:  # let the others save, too
-                    stopped = error
-            if stopped:
-                raise stopped
-            if len(active) < len(runs):
-                group = None  # a program for those that are left
-            runs, done = active, [None] * len(active)
-            if len(experiments) > 1 and runs:
-                start, own = time.perf_counter(), [one for one, _ in runs]
-                if group is None:
-                    group = Together([one.programs for one in own])
-                    for one in own:
-                        one.compile_seconds += (time.perf_counter() - start) / len(own)
-                    start = time.perf_counter()
-                results = group.run_round([o.state for o in own], [o.round + 1 for o in own])
-                seconds = (time.perf_counter() - start) / len(own)
-                done = [(*result, seconds) for result in results]
+        if processes.first:
+            dataset = experiment.dataset
+            counts = experiment.partition.class_counts(dataset.labels, dataset.num_classes)
+            plots.draw_all(experiment.result(), counts, task.folder, checkpoints.log)
 
 
 def _save_or_stop(experiment: Experiment, checkpoints: Checkpoints, signals: Signals) -> None:

@@ -1,6 +1,6 @@
 """Runs with their folders: `run` one, `compare` methods side by side, `run_all` for the commands.
 
-`find_existing` says what exists of each run, and `rounds.drive` trains those that are not finished.
+`find_existing` says what exists of each run, and `rounds.train` trains those that are not finished.
 """
 
 import gc
@@ -26,7 +26,7 @@ from pfedafm_jax.observers import Observer
 from pfedafm_jax.progress import Progress, bold, console, print_summary, print_table
 from pfedafm_jax.records import check_writable
 from pfedafm_jax.results import Run, read_run
-from pfedafm_jax.rounds import drive, load
+from pfedafm_jax.rounds import load, train
 from pfedafm_jax.settings import bad
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.splits import load_data, split
@@ -63,7 +63,7 @@ def run(
         fresh: start over even if there is a run in `run_dir`.
         progress: show the plan, a progress bar and the result.
         name: a name for the plan.
-        command, observers, signals: see `rounds.steps`.
+        command, observers, signals: see `rounds.train`.
     """
     start_devices(config)
     log = logger(progress)
@@ -86,7 +86,6 @@ def run_all(
     experiment: Experiment | None = None,
     data_dir: str | None = None,
     drop_checkpoints: bool = False,
-    together: bool = False,
     progress: bool = True,
     name: str = "",
     signals: Signals | None = None,
@@ -103,35 +102,35 @@ def run_all(
         experiment: that of the only task, if it exists already.
         data_dir: the folder of CIFAR, instead of downloading it.
         drop_checkpoints: delete a run's checkpoints when it is finished.
-        together: train the runs of each method in one program; they may differ only in numbers.
         progress: show a progress bar; for a single run also its plan and result.
         name: a name for the plan.
-        signals, options: see `rounds.steps`.
+        signals, options: see `rounds.train`.
     """
     if not tasks:
         return []
-    log, shown, alone = logger(progress), progress and not console.quiet, len(tasks) == 1
+    log = logger(progress)
+    shown = progress and not console.quiet
+    alone = len(tasks) == 1
     start_devices(tasks[0].config)
     runs = {index: one.run for index, one in enumerate(tasks) if one.run and one.state == "done"}
     pending = [index for index in range(len(tasks)) if index not in runs]
     deal = split_of if partition is None else lambda *_: partition
     data = {} if experiment else _load_and_split(tasks, pending, dataset, deal, data_dir, log)
-    groups: dict[object, list[int]] = {}  # runs that train at the same time
-    for index in pending:
-        groups.setdefault(tasks[index].config.method if together else index, []).append(index)
-    rounds = [tasks[group[0]].config.rounds for group in groups.values()]
+    rounds = sum(tasks[index].config.rounds for index in pending)
     if shown and alone and not pending:
         console.print(bold(tasks[0].folder), f"is finished already; {START_OVER}")
-    with Progress(sum(rounds), hidden=not (shown and pending)) as bar:
-        for number, group in enumerate(groups.values()):
-            own = [tasks[index] for index in group]
+    plan = name if alone and shown else None
+
+    def train_one(task: Task, made: Experiment) -> Run:
+        train(made, task, bar, plan=plan, log=log, signals=signals, **options)
+        return _result(made, task.folder, drop_checkpoints)
+
+    with Progress(rounds, hidden=not (shown and pending)) as bar:
+        for number, index in enumerate(pending, 1):
+            task = tasks[index]
             if not alone:
-                bar.next_run(_description(own, number + 1, len(pending)), rounds[number])
-            made = [experiment or Experiment(tasks[index].config, *data[index]) for index in group]
-            plan = name if alone and shown else None
-            drive(made, own, bar, plan=plan, log=log, signals=signals, **options)
-            for index in group:
-                runs[index] = _result(made.pop(0), tasks[index].folder, drop_checkpoints)
+                bar.next_run(_description(task, number, len(pending)), task.config.rounds)
+            runs[index] = train_one(task, experiment or Experiment(task.config, *data[index]))
             gc.collect()
             if signals and signals.received is not None and len(runs) < len(tasks):
                 message = "stopped between two runs; the same command resumes"
@@ -169,12 +168,10 @@ def _load_and_split(
     return found
 
 
-def _description(group: Sequence[Task], number: int, count: int) -> str:
-    """What the progress bar says of runs that train together, or of one, the `number`th."""
-    title, folder = find_method(group[0].config.method).title, group[0].folder
-    if len(group) > 1:
-        return f"{len(group)} of {count} runs together: {title}"
-    where = f", {folder.parent.name}/{folder.name}" if folder else ""
+def _description(task: Task, number: int, count: int) -> str:
+    """What the progress bar says of a run, the `number`th of `count`."""
+    title = find_method(task.config.method).title
+    where = f", {task.folder.parent.name}/{task.folder.name}" if task.folder else ""
     return f"run {number} of {count}: {title}{where}"
 
 
@@ -194,7 +191,6 @@ def compare(
     *,
     run_dir: str | Path | None = None,
     fresh: bool = False,
-    together: bool = False,
     progress: bool = True,
     name: str = "",
     **options: Any,
@@ -208,7 +204,6 @@ def compare(
         run_dir: a folder for one folder per run, and finally `compare.md`, `compare.json` and
             `compare.png`. The same call again resumes where the last one stopped.
         fresh: start over even if there are runs in `run_dir`.
-        together: all seeds of a method in one program, see `docs/gpu.md`.
         progress: show a progress bar and the result.
         name: the title of the plot.
         options: `dataset` and `partition`, shared by all, and other arguments of `run_all`.
@@ -220,8 +215,6 @@ def compare(
     numbers = list(dict.fromkeys([config.seed] if seeds is None else seeds))
     if not numbers:
         raise bad("seeds", seeds, "one or more whole numbers")
-    if together and config.layout == "auto":
-        config = replace(config, layout="lockstep")
     start_devices(config)
     base, log = None if run_dir is None else Path(run_dir), logger(progress)
     if base is not None:
@@ -232,7 +225,7 @@ def compare(
             one = replace(config, method=method, seed=seed).check(options.get("dataset"))
             task = Task(one, base / f"{method}-seed{seed}" if base else None)
             tasks.append(find_existing(task, fresh=fresh, log=log))
-    runs = run_all(tasks, together=together, progress=progress, **options)
+    runs = run_all(tasks, progress=progress, **options)
     headings, rows = ["method", *COLUMNS.values()], cells(over_seeds(runs))
     if progress:
         print_table(headings, rows)

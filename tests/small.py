@@ -119,7 +119,7 @@ def play(programs: Programs, *rounds):
 
 
 def states(state) -> list:
-    return [state.store.state(client) for client in range(len(state.home))]
+    return [state.store.state(client) for client in range(len(state.store.groups))]
 
 
 def command_words(**settings) -> list[str]:

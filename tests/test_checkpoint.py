@@ -41,7 +41,7 @@ def server_of(number: int) -> dict:
 
 
 def state_of(store: ClientStore, number: int = 0) -> State:
-    return State(server_of(number), store, np.full(len(store.groups), -1))
+    return State(server_of(number), store)
 
 
 def save(

@@ -20,6 +20,7 @@ from pfedafm_jax.methods.fml import FML
 from pfedafm_jax.methods.pfedafm import PFedAFM
 from pfedafm_jax.presets import paper_scale, presets, with_preset
 from pfedafm_jax.settings import MethodSettings, Rate, Setting, changed, check_settings, settings_of
+from pfedafm_jax.tasks import differences
 
 EVERY = list(every_setting().items())
 
@@ -149,6 +150,12 @@ def test_a_record_of_a_run_has_its_own_methods_settings_only():
     assert updated(Config(), stored) == dataclasses.replace(
         config, settings=(FML.Settings(alpha=0.3),)
     )
+
+
+def test_a_run_that_names_a_setting_of_an_earlier_version_is_read_and_goes_on():
+    stored = {**Config().as_dict(), "backend": "shard_map"}
+    assert updated(Config(), stored) == Config()
+    assert differences(stored, Config()) == []
 
 
 def test_a_class_says_what_its_settings_are():

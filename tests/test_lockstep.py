@@ -1,9 +1,6 @@
-"""All clients of a device at once, architectures of a family and several runs in one program: equal
-to the loop."""
+"""All clients of a device at once, architectures of a family in one program: equal to the loop."""
 
-import dataclasses
 import logging
-import signal
 from functools import partial
 
 import jax
@@ -12,7 +9,6 @@ import numpy as np
 import pytest
 from small import (
     METHODS,
-    SMALL,
     Dense,
     assert_close,
     assert_equals_plain_loop,
@@ -21,26 +17,14 @@ from small import (
     slow_but,
     small_config,
     small_data,
-    states,
 )
 
-from pfedafm_jax import compare
 from pfedafm_jax.data import dataset_from_arrays
-from pfedafm_jax.engine import (
-    Devices,
-    Together,
-    build,
-    can_go_together,
-    run_round,
-    setup_devices,
-    start,
-)
+from pfedafm_jax.engine import Devices, build, setup_devices
 from pfedafm_jax.engine.compile import TRACED, client_bytes, compiled, shapes_of, traced
-from pfedafm_jax.errors import Interrupted, PfedafmError
+from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.families import kinds_of, narrow, widen
 from pfedafm_jax.models import describe, register_extractor
-from pfedafm_jax.observers import Observer
-from pfedafm_jax.signals import Signals
 from pfedafm_jax.training import cross_entropy, sgd
 
 register_extractor("dense_c", Dense(hidden=11))
@@ -136,16 +120,6 @@ def test_as_many_clients_at_once_as_fit(monkeypatch):
     assert_close(play(programs, [0, 1, 2], [3, 1]), expected, rtol=2e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize("layout", slow_but(["lockstep"], ["loop", "lockstep"]))
-def test_shard_map_gives_the_bits_of_pmap(layout):
-    both = [
-        play(build(small_config("fedproto", layout=layout, devices=2, backend=backend), *small_data()),
-             [0, 1, 2], [3, 1])
-        for backend in ("pmap", "shard_map")
-    ]  # fmt: skip
-    assert same(*both)
-
-
 @pytest.mark.parametrize(
     ("precision", "words"), [("highest", "HIGHEST"), ("tf32", "tf32"), ("bfloat16", "bf16")]
 )
@@ -184,68 +158,3 @@ def test_every_program_lowers_for_cuda(method, layout):
     form = programs.form._replace(devices=Devices(2, lower_for="cuda"))
     names = {name for name, program in traced(form, shapes_of(form)) if program.as_text()}
     assert {"train", "evaluate"} <= names
-
-
-# ------------------------------------------------------------------------- several runs together
-
-
-@pytest.mark.parametrize("method", slow_but(["pfedafm"], METHODS))
-def test_runs_that_go_together_equal_runs_by_themselves(method):
-    """Other seeds, learning rates and rounds, on two devices."""
-    several = [
-        lockstep(method, devices=2, seed=s, learning_rate=0.02 + 0.01 * s) for s in (0, 1, 2)
-    ]
-    together, numbers = Together(several), (1, 1, 4)
-    group = [start(programs) for programs in several]
-    alone = [start(programs) for programs in several]
-    for later in (0, 1):
-        done = together.run_round(group, [number + later for number in numbers])
-        group = [state for state, _ in done]
-        for run, programs in enumerate(several):
-            alone[run], result = run_round(programs, alone[run], numbers[run] + later)
-            assert result.participants.tolist() == done[run][1].participants.tolist()
-            assert_close(done[run][1].info, result.info, rtol=5e-4, atol=2e-5)
-    for one, other in zip(group, alone, strict=True):
-        assert_close(states(one), states(other), rtol=2e-3, atol=2e-5)
-        assert_close(jax.device_get(one.server), jax.device_get(other.server), rtol=2e-3, atol=2e-5)
-
-
-def test_what_cannot_go_together_is_refused():
-    one = lockstep()
-    assert "layout lockstep" in can_go_together([build(SMALL, *small_data())])
-    released = build(small_config("pfedafm_released", layout="lockstep"), *small_data())
-    assert "one after the other" in can_go_together([released, released])
-    assert "numbers" in can_go_together([one, lockstep(local_epochs=3)])
-    other = dataclasses.replace(small_data()[0], name="other")
-    assert "images differ" in can_go_together([one, dataclasses.replace(one, dataset=other)])
-
-
-class Interrupting(Observer):
-    """Sends a signal after so many rounds."""
-
-    def __init__(self, signals, rounds):
-        self.signals, self.rounds = signals, rounds
-
-    def round(self, observation):
-        self.rounds -= 1
-        if self.rounds == 0:
-            self.signals.received = signal.SIGTERM
-
-
-@pytest.mark.slow
-def test_a_comparison_together_is_stopped_and_resumed_to_the_same_numbers(tmp_path):
-    signals, (dataset, partition) = Signals(), small_data()
-    config = small_config("fedproto", rounds=3, eval_every=2, architectures=("dense_b",))
-    options = {"seeds": (3, 4), "dataset": dataset, "partition": partition, "progress": False}
-    expected = compare(config, "fedproto", **options)
-    options |= {"run_dir": tmp_path, "together": True}
-    with pytest.raises(Interrupted, match="stopped after round 2"):
-        stop = {"signals": signals, "observers": [Interrupting(signals, 2)]}
-        compare(config, "fedproto", **options, **stop)
-    found = compare(config, "fedproto", **options)
-    for one, other in zip(found, expected, strict=True):
-        assert one.config["seed"] == other.config["seed"] and len(one.records) == config.rounds
-        for ours, theirs in zip(one.records, other.records, strict=True):
-            assert ours.participants == theirs.participants
-            assert ours.loss == pytest.approx(theirs.loss, rel=1e-4)
-            assert ours.mean_accuracy == pytest.approx(theirs.mean_accuracy, abs=1e-4)

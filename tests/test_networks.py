@@ -22,11 +22,9 @@ from small import (
     small_config,
     small_data,
     start,
-    states,
 )
 
-from pfedafm_jax import engine, export_client, load_client, load_run, run
-from pfedafm_jax.engine import Together
+from pfedafm_jax import export_client, load_client, load_run, run
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.networks import training
@@ -171,16 +169,6 @@ LAYOUTS = {
     "no family": {"layout": "lockstep", "architectures": ("dropped", "normed", "dense_a")},
     "own start": {"same_start": False, "store": "disk"},
 }
-
-
-@pytest.mark.slow
-def test_runs_that_go_together_equal_runs_by_themselves():
-    several = [programs("pfedafm", layout="lockstep", devices=2, seed=seed) for seed in (0, 1)]
-    group, alone = ([engine.start(one) for one in several] for _ in range(2))
-    done = Together(several).run_round(group, [1, 2])
-    for number, (one, before, (after, _)) in enumerate(zip(several, alone, done, strict=True)):
-        expected, _ = engine.run_round(one, before, 1 + number)
-        assert_close(states(after), states(expected), rtol=2e-3, atol=2e-5)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 import tiny_command
 from tiny_command import end, rows, start
 
-from pfedafm_jax.engine import join
+from pfedafm_jax.engine import Processes, join
 from pfedafm_jax.errors import PfedafmError
 
 ROUNDS = 4
@@ -53,13 +53,27 @@ def alone(tmp_path_factory) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    "layout",
-    [[], pytest.param(["--layout", "lockstep", "--backend", "shard_map"], marks=pytest.mark.slow)],
+    "layout", [[], pytest.param(["--layout", "lockstep"], marks=pytest.mark.slow)]
 )
 def test_two_processes_agree_with_one_and_one_goes_on_from_them(tmp_path, alone, layout):
     finish(*start_pair(tmp_path / "two", ROUNDS - 2, (layout, layout)))
-    tiny_command.run_here(tmp_path / "two", "--rounds", str(ROUNDS))
+    tiny_command.run_here(tmp_path / "two", "--rounds", str(ROUNDS - 1))
+    finish(*start_pair(tmp_path / "two", ROUNDS, (layout, layout)))  # and two from one
     assert_same(rows(tmp_path / "two"), alone)
+
+
+def test_every_client_is_kept_by_one_process():
+    several = [Processes() for _ in range(3)]
+    for index, processes in enumerate(several):
+        processes.count, processes.index = len(several), index
+    clients = np.array([0, 1, 3, 5, 9])
+    assert [processes.kept_rows(clients).tolist() for processes in several] == [
+        [0, 3, 9],
+        [1, -1, -1],
+        [5, -1, -1],
+    ]
+    for client in clients:
+        assert sum(processes.keeps(client) for processes in several) == 1
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from dataclasses import replace
 
 import chex
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from small import METHODS, slow_but, states
 
-from pfedafm_jax import plots
+from pfedafm_jax import compare, plots
 from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.config import updated
 from pfedafm_jax.engine import draw_participants
@@ -19,7 +20,7 @@ from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.observers import Observer
 from pfedafm_jax.records import RunFolder
 from pfedafm_jax.results import read_run
-from pfedafm_jax.rounds import drive
+from pfedafm_jax.rounds import train
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.tasks import Task, checkpoint_folder, differences, find_existing
 
@@ -78,7 +79,7 @@ def train_in(folder, experiment, *, fresh=False, notes=None, **options):
     after."""
     notes = notes or Notes()
     task = find_existing(Task(experiment.config, folder), fresh=fresh)
-    drive([experiment], [task], observers=[notes], **options)
+    train(experiment, task, observers=[notes], **options)
     return notes.before
 
 
@@ -321,3 +322,26 @@ def test_checkpoints_lie_beside_runs_where_there_is_a_place_for_them(tmp_path):
     assert checkpoint_folder(tmp_path / "elsewhere") == tmp_path / "elsewhere" / "checkpoints"
     own.mkdir(parents=True)
     assert checkpoint_folder(tmp_path / "runs" / "a") == own
+
+
+def test_a_comparison_that_is_stopped_goes_on_to_the_same_records(
+    settings, dataset, partition, tmp_path
+):
+    short = replace(settings, rounds=3)
+    signals = Signals()
+
+    def stop():
+        signals.received = signal.SIGTERM
+
+    def compared(folder, **options):
+        share = {"seeds": (3, 4), "dataset": dataset, "partition": partition, "progress": False}
+        return compare(short, "standalone", run_dir=tmp_path / folder, **share, **options)
+
+    with pytest.raises(Interrupted, match="stopped after round 2"):
+        compared("stopped", signals=signals, observers=[Notes(stop, after=2)])
+    assert not (tmp_path / "stopped" / "standalone-seed4").exists()
+    compared("stopped")
+    compared("straight")
+    for seed in (3, 4):
+        name = f"standalone-seed{seed}"
+        assert rows(tmp_path / "stopped" / name) == rows(tmp_path / "straight" / name)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfedafm_jax.engine import draw_participants
-from pfedafm_jax.engine.schedule import assign, schedule, slots_per_device
+from pfedafm_jax.engine.schedule import schedule, slots_per_device
 
 
 @st.composite
@@ -100,32 +100,3 @@ def test_draws_are_uniform_and_everyone_is_drawn_at_full_participation():
     counts = np.bincount(np.concatenate(drawn), minlength=20)
     # Mean 500, deviation √(2000 · ¼ · ¾) = 19.4: five deviations either way.
     assert np.all(np.abs(counts - 500) < 97)
-
-
-def test_clients_stay_where_their_state_is_unless_others_would_wait_or_have_more_devices():
-    home = np.array([0, 1, 0, 1, -1, -1])
-    found = assign(range(6), np.full(6, 10.0), home, np.array([1, 1]))
-    assert found[:4].tolist() == home[:4].tolist()
-    assert sorted(found[4:].tolist()) == [0, 1]
-    home = np.zeros(6, int)  # all of them at one process
-    found = assign(range(6), np.full(6, 10.0), home, np.array([1, 1]))
-    assert np.bincount(found).tolist() == [3, 3]
-    found = assign(range(8), np.full(8, 10.0), np.full(8, -1), np.array([3, 1]))
-    assert np.bincount(found).tolist() == [6, 2]
-
-
-@given(st.data())
-def test_assignment_is_complete_and_never_much_worse_than_free_choice(data):
-    num, processes = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 5))
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    work, home = rng.uniform(1, 9, num), rng.integers(-1, processes, num)
-    devices = rng.integers(1, 4, processes)
-    clients = rng.permutation(num)
-    found = assign(clients, work, home, devices)
-    free = assign(clients, work, np.full(num, -1), devices)
-    assert np.all((found >= 0) & (found < processes))
-
-    def slowest(process: np.ndarray) -> float:
-        return float(np.max(np.bincount(process, work[clients], processes) / devices))
-
-    assert slowest(found) <= slowest(free) + work.max()

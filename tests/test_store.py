@@ -144,3 +144,13 @@ def test_ten_thousand_clients_take_room_only_for_those_that_were_drawn(tmp_path)
     assert np.all(store.state(4_993)["weights"] == 3)
     assert np.flatnonzero(store.visited).tolist() == drawn.tolist()
     assert resident() - before < 100 * 2**20
+
+
+def test_a_state_written_elsewhere_is_noted_but_not_there(store):
+    store.write(0, filled(start(0), 8))
+    store.changed[:] = False
+    store.written_elsewhere([1, 4])
+    assert store.visited.tolist() == [True, True, False, False, True]
+    assert store.changed.tolist() == [False, True, False, False, True]
+    store.written_elsewhere([])
+    chex.assert_trees_all_equal(store.state(0), filled(start(0), 8))

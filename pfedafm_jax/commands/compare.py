@@ -12,7 +12,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     known = f"all (the paper's eight), or some of: {names}"
     add("--methods", default="all", metavar="A,B,…", help=known)
     add("--seeds", default="", metavar="0,1,…", help="several seeds give mean and deviation")
-    add("--together", action="store_true", help="all seeds of a method in one program, for GPUs")
 
 
 def main(argv: list[str]) -> int:
@@ -21,6 +20,5 @@ def main(argv: list[str]) -> int:
     base = base if more.run_dir else base.with_name(f"{base.name}-compare")
     with Signals() as signals:
         shared = options.start(config.devices) | {"run_dir": base, "fresh": more.fresh}
-        shared["together"] = more.together
         compare(config, more.methods, cli.seeds(more.seeds), signals=signals, **shared)
     return 0

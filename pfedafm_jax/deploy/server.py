@@ -244,7 +244,7 @@ class Nodes:
             time.sleep(1.0)
         self.last[list(numbers)] = t
         totals = [_summed(programs, order, own, stage > 0) for stage, own in enumerate(sent)]
-        state = aggregate(programs, state, t, [order], totals)
+        state = aggregate(programs, state, t, order, totals)
         there = [client for client in order if client in numbers]
         names = dict.fromkeys(name for client in there for name in numbers[client])
         info = {name: [numbers[client].get(name, np.nan) for client in there] for name in names}

@@ -7,4 +7,3 @@ from pfedafm_jax.engine.programs import Programs, build
 from pfedafm_jax.engine.round import RoundResult, draw_participants, evaluate, run_round
 from pfedafm_jax.engine.state import State, start
 from pfedafm_jax.engine.store import ClientStore
-from pfedafm_jax.engine.together import Together, can_go_together

@@ -66,7 +66,6 @@ class Form(NamedTuple):
     clients_per_step: int  # 0: one in a loop; in lockstep, as many of a device's as fit its memory
     precision: str  # of matrix products, see `matmul_precision`
     kernels: str  # which implementation of the kernels is traced
-    runs: int = 1  # runs that share one program, see `together.py`
     only: tuple[str, ...] = ()  # the programs that are needed; empty: all
 
     @property
@@ -90,7 +89,7 @@ class Form(NamedTuple):
             room = self.devices.memory * MEMORY_USED - num_bytes(self.images)
             if shapes_of(self).common.method.sees_uploads:  # those before a call and after it
                 room -= 2 * num_bytes(shapes_of(self).totals)
-            most = min(most, int(room / (self.runs * client_bytes(self))))
+            most = min(most, int(room / client_bytes(self)))
         return max(1, most)
 
     def slots(self, kind: Kind | None = None) -> int:
@@ -159,9 +158,7 @@ def compiled(form: Form) -> Compiled:
     return Compiled(
         **{name: done.get(name, ()) for name in ("train", "evaluate", "place", "take")},
         **{name: done.get(name, (None,))[0] for name in ("shared", "update", "sum")},
-        zeros=tuple(
-            form.devices.zeros(form.devices.shapes(one)) for one in _runs(form, shapes.totals)
-        ),
+        zeros=tuple(form.devices.zeros(form.devices.shapes(totals)) for totals in shapes.totals),
         reported=tuple(reported),
         shapes=shapes,
     )
@@ -230,20 +227,22 @@ def _programs(form: Form, shapes: Shapes) -> Iterator[tuple[str, Callable[[], An
         def trace() -> Any:
             TRACED[name] += 1
             architecture = kind.architecture if kind else None
-            function = over_slots(stage, architecture, form.step(kind), form.lockstep, form.runs)
+            function = over_slots(stage, architecture, form.step(kind), form.lockstep)
             donate = () if stage is evaluate else (2,)  # trained states overwrite the old ones
-            rows = form.runs * form.slots(kind)
-            states, slots = (devices.shapes(one, rows) for one in (state, shapes.slot))
-            sums, trips = devices.shapes(_runs(form, totals)), devices.shapes(_shape())
-            arguments = common, sums, states, slots, trips
+            num_slots = form.slots(kind)
+            arguments = (
+                common,
+                devices.shapes(totals),
+                devices.shapes(state, num_slots),
+                devices.shapes(shapes.slot, num_slots),
+                devices.shapes(_shape()),
+            )
             with matmul_precision(form.precision):
                 return devices.lowered(function, arguments, (None, 0, 0, 0, 0), donate=donate)
 
         return name, trace
 
     common = shapes.common
-    if form.runs > 1:
-        common = _runs(form, common)._replace(images=common.images, labels=common.labels)
     for kind, state in zip(shapes.kinds, shapes.states, strict=True):
         yield program("train", work, kind, state, shapes.totals[0])
         yield program("evaluate", evaluate, kind, state, none)
@@ -252,7 +251,7 @@ def _programs(form: Form, shapes: Shapes) -> Iterator[tuple[str, Callable[[], An
     for number, architecture in enumerate(form.architectures) if form.lockstep else ():
         index = next(i for i, kind in enumerate(shapes.kinds) if number in kind.members)
         kind, wide = shapes.kinds[index], shapes.states[index]
-        buffer = devices.shapes(wide, form.runs * form.slots(kind))
+        buffer = devices.shapes(wide, form.slots(kind))
         state, row = devices.shapes(shapes.starts[number]), devices.shapes(_shape())
         into = partial(place, kind, architecture), (buffer, state, row), (0, 0, 0)
         yield "place", partial(devices.lowered, *into, donate=(0,))
@@ -278,21 +277,14 @@ def _programs(form: Form, shapes: Shapes) -> Iterator[tuple[str, Callable[[], An
         return next_broadcast(method, server, participants, numerator, weight, own)
 
     def trace_update() -> Any:
-        every = jax.vmap(update) if form.runs > 1 else update
         with matmul_precision(form.precision):
-            return jax.jit(every).lower(*devices.everywhere(arguments))
+            return jax.jit(update).lower(*devices.everywhere(arguments))
 
-    totals, drawn = _runs(form, (list(shapes.totals), _shape(form.num_participants)))
-    server = _runs(form, shapes.server)
-    arguments = common.method, server, totals, drawn, common.key, common.round
+    totals = list(shapes.totals)
+    drawn = _shape(form.num_participants)
+    arguments = common.method, shapes.server, totals, drawn, common.key, common.round
     yield "update", trace_update
     yield "sum", partial(devices.lowered, sum_over_devices, (devices.shapes(totals),), (0,), None)
-
-
-def _runs(form: Form, tree: Tree) -> Tree:
-    """Shapes with a leading axis of runs, if there are several."""
-    front = (form.runs,) if form.runs > 1 else ()
-    return jax.tree.map(lambda leaf: _shape(*front, *leaf.shape, dtype=leaf.dtype), tree)
 
 
 def _shape(*shape: int, dtype: Any = np.int32) -> Any:

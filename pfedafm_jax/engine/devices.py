@@ -113,28 +113,22 @@ class Devices:
 
     Args:
         count: how many; 0: all.
-        backend: how functions run on all of them, `pmap` or `shard_map`.
         devices: these instead of the machine's, which need not exist.
         lower_for: a platform to lower programs for if it is not this machine's; they cannot be
             compiled then.
     """
 
-    def __init__(
-        self,
-        count: int = 0,
-        backend: str = "pmap",
-        devices: Sequence[Any] = (),
-        lower_for: str = "",
-    ):
+    def __init__(self, count: int = 0, devices: Sequence[Any] = (), lower_for: str = ""):
         available = devices or jax.local_devices()
         if count > len(available):
             raise bad("devices", count, f"0 (all) to {len(available)} on this machine")
-        self.devices, self.backend = available[: count or len(available)], backend
-        self.lower_for, self._absent = lower_for, bool(devices)
-        self._identity = backend, lower_for, *self.devices
-        self._mesh = Mesh(np.array(self.devices), (AXIS,))
-        self.everyone = NamedSharding(self._mesh, PartitionSpec())
-        self.rows = NamedSharding(self._mesh, PartitionSpec(AXIS))
+        self.devices = available[: count or len(available)]
+        self.lower_for = lower_for
+        self._absent = bool(devices)
+        self._identity = (lower_for, *self.devices)
+        mesh = Mesh(np.array(self.devices), (AXIS,))
+        self.everyone = NamedSharding(mesh, PartitionSpec())
+        self.rows = NamedSharding(mesh, PartitionSpec(AXIS))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Devices) and self._identity == other._identity
@@ -170,21 +164,8 @@ class Devices:
 
     def spread(self, function: Callable, in_axes: tuple, out_axes: Any = 0, donate: tuple = ()):
         """`function` on all devices; arguments with axis 0 are split, with None replicated."""
-        if self.backend == "pmap":
-            axes: Any = {"in_axes": in_axes, "out_axes": out_axes}
-            return jax.pmap(function, AXIS, devices=self.devices, donate_argnums=donate, **axes)
-
-        def own(*arguments: Tree) -> Tree:
-            pairs = zip(arguments, in_axes, strict=True)
-            result = function(*(a if axis is None else _first(a) for a, axis in pairs))
-            return result if out_axes is None else jax.tree.map(lambda leaf: leaf[None], result)
-
-        specs = tuple(PartitionSpec() if axis is None else PartitionSpec(AXIS) for axis in in_axes)
-        out = PartitionSpec() if out_axes is None else PartitionSpec(AXIS)
-        sharded = jax.shard_map(
-            own, mesh=self._mesh, in_specs=specs, out_specs=out, check_vma=False
-        )
-        return jax.jit(sharded, donate_argnums=donate)
+        axes: Any = {"in_axes": in_axes, "out_axes": out_axes}
+        return jax.pmap(function, AXIS, devices=self.devices, donate_argnums=donate, **axes)
 
     def lowered(
         self,
@@ -195,7 +176,7 @@ class Devices:
         donate: tuple = (),
     ) -> Any:
         """`spread(function, …)` lowered for arguments of these shapes, ready to be compiled."""
-        if jax.process_count() > 1 and self.backend == "pmap":  # JAX needs arrays then
+        if jax.process_count() > 1:  # JAX needs arrays then
             shapes = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
         else:
             places = (self.everyone if axis is None else self.rows for axis in in_axes)
@@ -221,10 +202,6 @@ class Devices:
             return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
         return jax.jit(make, out_shardings=self.rows)()
-
-
-def _first(tree: Tree) -> Tree:
-    return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
 def _on(shapes: Tree, place: NamedSharding) -> Tree:

@@ -1,8 +1,7 @@
 """Several processes in one run: how they connect and communicate, and the error if one is lost.
 
-Every process keeps the states of its own clients and trains participants on its own devices. Once
-per round they sum numerators and weights; if a participant trains in another process than before,
-its state moves there. Both are sums over the processes, by JAX's distributed runtime.
+Client k belongs to process k mod P, which keeps its state and trains it on its own devices. Once per
+round the processes sum numerators and weights, by JAX's distributed runtime.
 """
 
 import json
@@ -104,19 +103,21 @@ def _catch_abort() -> None:
 class Processes:
     """The processes of a run, as seen from this one."""
 
-    def __init__(self, num_devices: int):
+    def __init__(self):
         self.count, self.index = jax.process_count(), jax.process_index()
         devices = jax.devices()
         firsts = {device.process_index: device for device in reversed(devices)}
         self._firsts = [firsts[process] for process in range(self.count)]  # a device of each
         self._sum = jax.pmap(lambda tree: jax.lax.psum(tree, AXIS), AXIS, devices=self._firsts)
-        # Number of devices of each process, int32 `[processes]`.
-        self.devices = self.sum(np.eye(self.count, dtype=np.int32)[self.index] * num_devices)
 
     @property
     def first(self) -> bool:
         """Whether this process writes the records and prints to the terminal."""
         return self.index == 0
+
+    def keeps(self, client: int) -> bool:
+        """Whether this process keeps a client's state, and trains and evaluates it."""
+        return client % self.count == self.index
 
     def any(self, here: bool) -> bool:
         """Whether `here` is true in any process; a barrier, since it waits for all of them."""
@@ -141,25 +142,20 @@ class Processes:
         except (jax.errors.JaxRuntimeError, ValueError) as error:
             raise lost_process(error) or error from None
 
-    def own_rows(self, clients: np.ndarray, home: np.ndarray) -> np.ndarray:
-        """Those of `clients` whose home is here, padded with -1 to the most of any process."""
-        own, most = clients[home == self.index], np.bincount(home, minlength=self.count).max()
-        return np.concatenate([own, np.full(most - len(own), -1)])
+    def kept_rows(self, clients: np.ndarray) -> np.ndarray:
+        """Those of `clients` that this process keeps, padded with -1 to the most of any process.
+
+        With two processes, the rows of [0, 1, 4] are [0, 4] in the first and [1, -1] in the second.
+        """
+        process = clients % self.count
+        kept = clients[process == self.index]
+        longest = np.bincount(process, minlength=self.count).max()
+        return np.concatenate([kept, np.full(longest - len(kept), -1)])
 
     def joined(self, rows: np.ndarray) -> jax.Array:
         """One array `[processes, …]` of every process's rows, each left where it is."""
         sharding = NamedSharding(Mesh(np.array(self._firsts), (AXIS,)), PartitionSpec(AXIS))
         return jax.make_array_from_process_local_data(sharding, np.asarray(rows)[None])
-
-    def move(self, tree: Tree) -> Tree:
-        """Gives all processes the arrays that one has filled and the others left zero, exactly."""
-        if self.count == 1:
-            return tree
-        leaves, structure = jax.tree.flatten(tree)
-        bits = self.sum([np.ascontiguousarray(leaf).view(np.uint32) for leaf in leaves])
-        both = zip(bits, leaves, strict=True)
-        same = [moved.view(leaf.dtype).reshape(leaf.shape) for moved, leaf in both]
-        return jax.tree.unflatten(structure, same)
 
 
 def lost_process(error: BaseException) -> LostProcess | None:

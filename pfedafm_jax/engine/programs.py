@@ -40,7 +40,6 @@ class Programs:
         train_rows, test_rows: each client's rows of the dataset, int32 `[clients, width]`, padded
             with zeros.
         lockstep: whether a device trains all its clients at once, see `compile.py`.
-        runs: the number of runs whose clients these are, see `together.py`.
         only: names of the programs to compile; empty: all.
     """
 
@@ -61,7 +60,6 @@ class Programs:
     train_rows: np.ndarray
     test_rows: np.ndarray
     lockstep: bool
-    runs: int = 1
     only: tuple[str, ...] = ()
 
     @property
@@ -79,7 +77,6 @@ class Programs:
             clients_per_step=self.config.clients_per_step,
             precision=self.config.precision,
             kernels=str(kernels.implementation()),
-            runs=self.runs,
             only=self.only,
         )
 
@@ -120,9 +117,9 @@ class Programs:
         """Multiply-adds of each client's model for one image, float `[clients]`."""
         return np.array([one.macs for one in self.architectures], float)[self.groups]
 
-    def common(self, broadcast: Server, t: int | np.ndarray) -> Common:
+    def common(self, broadcast: Server, t: int) -> Common:
         """The arguments that all clients of round `t` share, on every device."""
-        number = self.devices.replicate(np.asarray(t, np.int32))
+        number = self.devices.replicate(np.int32(t))
         method = self.method_on_devices
         return Common(method, self.images, self.labels, broadcast, self.key_data, number)
 
@@ -172,7 +169,7 @@ def build(
     config: Config, dataset: Dataset, partition: Partition, devices: Devices | None = None
 ) -> Programs:
     """Builds the method and copies the data to the devices; compiles nothing yet."""
-    devices = devices or Devices(config.devices, config.backend)
+    devices = devices or Devices(config.devices)
     if config.precision == "tf32" and devices.kind == "cpu":
         raise bad("precision", "tf32", "highest, bfloat16 on a CPU")
     mean, std = dataset.mean, dataset.std
@@ -192,7 +189,7 @@ def build(
         dataset=dataset,
         partition=partition,
         devices=devices,
-        processes=Processes(len(devices)),
+        processes=Processes(),
         method=method,
         architectures=architectures,
         groups=np.arange(config.num_clients) % len(architectures),

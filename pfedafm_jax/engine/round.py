@@ -1,7 +1,6 @@
 """A round as a function of programs and state: participants train, then uploads are aggregated."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +9,7 @@ import numpy as np
 from pfedafm_jax.config import Config
 from pfedafm_jax.engine.compile import shapes_of
 from pfedafm_jax.engine.programs import Programs
-from pfedafm_jax.engine.schedule import Call, assign, merged, schedule
+from pfedafm_jax.engine.schedule import Call, schedule
 from pfedafm_jax.engine.state import State
 from pfedafm_jax.engine.store import stacked
 from pfedafm_jax.engine.visit import Slots, Totals, Worked
@@ -38,7 +37,7 @@ def draw_participants(seed: int, t: int, num_clients: int, num_participants: int
 
 
 def participants_of(
-    config: Config, t: int | np.ndarray, given: Sequence[int] | np.ndarray | None = None
+    config: Config, t: int, given: Sequence[int] | np.ndarray | None = None
 ) -> tuple[list[int], list[int]]:
     """Who takes part in round `t` to its end, in the order drawn, and who of those drawn drops out.
 
@@ -46,18 +45,14 @@ def participants_of(
     """
     if given is not None:
         return [int(client) for client in given], []
-    seed, number = config.seed, int(t)
-    order = draw_participants(seed, number, config.num_clients, config.num_participants)
-    generator = np.random.Generator(np.random.PCG64([seed, number, 0xD209]))
+    order = draw_participants(config.seed, t, config.num_clients, config.num_participants)
+    generator = np.random.Generator(np.random.PCG64([config.seed, t, 0xD209]))
     gone = generator.random(config.num_clients)[order] < config.dropout
     return order[~gone].tolist(), order[gone].tolist()
 
 
 def run_round(
-    programs: Programs,
-    state: State,
-    t: int | np.ndarray,
-    participants: Sequence[int] | np.ndarray | None = None,
+    programs: Programs, state: State, t: int, participants: Sequence[int] | np.ndarray | None = None
 ) -> tuple[State, RoundResult]:
     """One communication round.
 
@@ -71,23 +66,22 @@ def run_round(
     """
     config = programs.config
     order, dropped = participants_of(config, t, participants)
-    everyone = len(programs.num_train)
-    if len(set(order)) < len(order) or not all(0 <= k < everyone for k in order):
-        raise bad("participants", order, f"0 to {everyone - 1}, each once")
-    runs = [[k for k in order if k // config.num_clients == run] for run in range(programs.runs)]
-    if programs.method.sees_uploads and max(map(len, runs)) > config.num_participants:
+    if len(set(order)) < len(order) or not all(0 <= k < config.num_clients for k in order):
+        raise bad("participants", order, f"0 to {config.num_clients - 1}, each once")
+    if programs.method.sees_uploads and len(order) > config.num_participants:
         accepted = f"{config.num_participants} at most, where the server sees single uploads"
-        raise bad("participants", max(map(len, runs)), accepted)
+        raise bad("participants", len(order), accepted)
     by_samples = config.aggregation == "samples"
     weights = {k: float(programs.num_train[k]) if by_samples else 1.0 for k in order}
-    entries = {k: (weights[k], rank) for run in runs for rank, k in enumerate(run)}
-    state, mine = _fetched(programs, state, order)
-    reports: Reports = {client: {} for client in mine}
-    totals = [_train(programs, state, t, {k: entries[k] for k in mine}, reports)]
+    entries = {k: (weights[k], rank) for rank, k in enumerate(order)}
+    entries_here = {k: entry for k, entry in entries.items() if programs.processes.keeps(k)}
+    reports: Reports = {k: {} for k in entries_here}
+    totals = [_train(programs, state, t, entries_here, reports)]
     if programs.method.shared_parts:
-        finite = {k: entries[k] for k in mine if reports[k]["finite"]}
+        finite = {k: entry for k, entry in entries_here.items() if reports[k]["finite"]}
         totals.append(_train(programs, state, t, finite, reports, shared_stage=True))
-    state = aggregate(programs, state, t, runs, totals)
+    state.store.written_elsewhere([k for k in order if k not in entries_here])
+    state = aggregate(programs, state, t, order, totals)
     return state, RoundResult(np.array(order, int), _collected(programs, order, reports), dropped)
 
 
@@ -95,18 +89,17 @@ def evaluate(
     programs: Programs, state: State, clients: Sequence[int] | np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
     """Accuracies of these clients, or of all, with the current broadcast: name → `[clients]`."""
-    processes, compiled = programs.processes, programs.compiled
-    clients = range(programs.config.num_clients) if clients is None else clients
+    if clients is None:
+        clients = range(programs.config.num_clients)
     order = [int(client) for client in clients]
-    home = np.where(state.home >= 0, state.home, np.arange(len(state.home)) % processes.count)
-    mine = [client for client in order if processes.count == 1 or home[client] == processes.index]
+    mine = [client for client in order if programs.processes.keeps(client)]
     common = programs.common(judged_of(state.server), 0)
     pending: list[tuple[Call, dict[str, jax.Array]]] = []
     reports: Reports = {client: {} for client in mine}
     for call in calls_of(programs, mine, programs.num_test):
         states = _states(programs, state, call)
         arguments = states, _slots(programs, call, {}), call.trips
-        worked = compiled.evaluate[call.kind](common, Totals({}, {}), *arguments)
+        worked = programs.compiled.evaluate[call.kind](common, Totals({}, {}), *arguments)
         if programs.lockstep:
             programs.buffers.release(call, states)
         pending.append((call, worked.info))
@@ -124,7 +117,7 @@ def evaluate(
 def _train(
     programs: Programs,
     state: State,
-    t: int | np.ndarray,
+    t: int,
     entries: Entries,
     reports: Reports,
     shared_stage: bool = False,
@@ -170,11 +163,7 @@ def _train(
 
 
 def aggregate(
-    programs: Programs,
-    state: State,
-    t: int | np.ndarray,
-    runs: list[list[int]],
-    totals: list[Totals],
+    programs: Programs, state: State, t: int, participants: list[int], totals: list[Totals]
 ) -> State:
     """The state with the next broadcast, computed from the totals of all stages."""
     if programs.compiled.sum is None or programs.compiled.update is None:
@@ -183,10 +172,9 @@ def aggregate(
     if programs.processes.count > 1:
         summed = programs.devices.replicate(programs.processes.sum(summed))
     common, config = programs.common(broadcast_of(state.server), t), programs.config
-    drawn = np.full((len(runs), config.num_participants), config.num_clients, np.int32)
-    for row, own in zip(drawn, runs, strict=True):
-        row[: len(own)] = np.array(own[: len(row)]) % config.num_clients  # in its own run
-    order = programs.devices.replicate(drawn if programs.runs > 1 else drawn[0])
+    drawn = np.full(config.num_participants, config.num_clients, np.int32)
+    drawn[: len(participants)] = participants[: config.num_participants]
+    order = programs.devices.replicate(drawn)
     arguments = common.method, state.server, summed, order, common.key, common.round
     server = programs.compiled.update(*arguments)
     jax.block_until_ready(server)  # collectives of two rounds must not overlap
@@ -200,19 +188,23 @@ def calls_of(
     programs: Programs, clients: list[int], samples: np.ndarray, shared_stage: bool = False
 ) -> list[Call]:
     """Calls that cover these clients, by kind, or of the `shared_stage`; balanced by cost."""
-    form, count = programs.form, programs.config.num_clients
-    kinds = [None] if shared_stage else shapes_of(form).kinds
-    macs = float(programs.method.shared.macs) if shared_stage else programs.macs
-    plan = partial(
-        schedule,
-        kinds=np.zeros_like(programs.groups) if shared_stage else programs.kinds,
+    form = programs.form
+    if shared_stage:
+        kinds = [None]
+        kind_of_client = np.zeros_like(programs.groups)
+        macs = float(programs.method.shared.macs)
+    else:
+        kinds = shapes_of(form).kinds
+        kind_of_client = programs.kinds
+        macs = programs.macs
+    return schedule(
+        clients,
+        kind_of_client,
         costs=samples * macs,
         num_devices=len(programs.devices),
         clients_per_step=[form.step(kind) for kind in kinds],
         slots=[form.slots(kind) for kind in kinds],
     )
-    runs = [[k for k in clients if k // count == run] for run in range(programs.runs)]
-    return merged([plan(own) for own in runs])
 
 
 def _states(programs: Programs, state: State, call: Call, shared_stage: bool = False) -> Tree:
@@ -238,7 +230,7 @@ def _slots(programs: Programs, call: Call, entries: Entries) -> Slots:
     own = [entries.get(int(client), nobody) for client in flat]
     weight = np.array([weight for weight, _ in own], np.float32)
     rank = np.array([rank for _, rank in own], np.int32)
-    client = (np.maximum(flat, 0) % programs.config.num_clients).astype(np.int32)  # in its own run
+    client = np.maximum(flat, 0).astype(np.int32)
     train, test = programs.train_rows[flat], programs.test_rows[flat]
     sizes = count(programs.num_train), count(programs.num_test)
     rows: Any = (client, train, sizes[0], test, sizes[1], weight, rank)
@@ -264,30 +256,6 @@ def _report(call: Call, info: dict[str, jax.Array], reports: Reports) -> None:
 
 
 # -------------------------------------------------------------------------------- several processes
-
-
-def _fetched(programs: Programs, state: State, order: list[int]) -> tuple[State, list[int]]:
-    """This process's participants, after moving states of those that trained elsewhere before."""
-    processes, store = programs.processes, state.store
-    if processes.count == 1:
-        return state, order
-    costs = programs.num_train * programs.macs
-    process = assign(order, costs, state.home, processes.devices)
-    mine = [client for client, new in zip(order, process, strict=True) if new == processes.index]
-    for client, new in zip(order, process, strict=True):
-        if state.home[client] in (-1, new):
-            continue
-        here = state.home[client] == processes.index
-        blank = jax.tree.map(np.zeros_like, store.start(int(programs.groups[client])))
-        moved = processes.move(store.state(client) if here else blank)
-        if here:
-            store.forget(client)
-        if new == processes.index:
-            store.write(client, moved)
-    home = state.home.copy()
-    home[order] = process
-    store.changed[order] = True  # as in all other processes
-    return state._replace(home=home), mine
 
 
 def _collected(programs: Programs, order: list[int], reports: Reports) -> dict[str, np.ndarray]:

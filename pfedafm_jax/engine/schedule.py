@@ -1,4 +1,4 @@
-"""Which device, and which process, trains which participant: largest workload first."""
+"""Which device trains which participant: largest workload first."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -74,63 +74,3 @@ def schedule(
                     table[device, index * size : index * size + len(step)] = step
             calls.append(Call(kind, table, trips))
     return calls
-
-
-def merged(several: Sequence[list[Call]]) -> list[Call]:
-    """Joins the calls of several runs: the slots of the first run, then those of the second …
-
-    >>> first, second = (Call(0, np.array([own]), np.array([1])) for own in ([3, 1], [7, -1]))
-    >>> merged([[first], [second]])[0].clients
-    array([[ 3,  1,  7, -1]])
-    """
-    if len(several) == 1:
-        return several[0]
-    joined = []
-    for kind in sorted({call.kind for calls in several for call in calls}):
-        own = [[call for call in calls if call.kind == kind] for calls in several]
-        empty = next(call for calls in own for call in calls)
-        empty = empty._replace(clients=np.full_like(empty.clients, -1))
-        for index in range(max(map(len, own))):
-            side = [calls[index] if index < len(calls) else empty for calls in own]
-            clients = np.concatenate([call.clients for call in side], axis=1)
-            joined.append(Call(kind, clients, np.ones_like(empty.trips)))
-    return joined
-
-
-def assign(
-    clients: Sequence[int], costs: np.ndarray, home: np.ndarray, devices: np.ndarray
-) -> np.ndarray:
-    """Chooses each participant's process: its home, unless the round would then take longer.
-
-    Args:
-        clients: the participants.
-        costs: the expected cost of each client, float `[clients]`.
-        home: the process that keeps each client's state, -1 if it was never drawn, int `[clients]`.
-        devices: the number of devices of each process, which is its share of the work.
-
-    Returns:
-        The process of each of `clients`, int `[len(clients)]`.
-    """
-    order = sorted(range(len(clients)), key=lambda index: (-costs[clients[index]], clients[index]))
-
-    def least_loaded(load: np.ndarray, client: int) -> int:
-        return int(np.argmin((load + costs[client]) / devices))
-
-    even = np.zeros(len(devices))
-    for index in order:
-        even[least_loaded(even, clients[index])] += costs[clients[index]]
-    limit = np.max(even / devices)  # the duration of the round if states could move freely
-    load, chosen, moving = np.zeros(len(devices)), np.full(len(clients), -1), []
-    for index in order:
-        client = clients[index]
-        process = int(home[client])
-        if process >= 0 and (load[process] + costs[client]) / devices[process] <= limit:
-            chosen[index] = process
-            load[process] += costs[client]
-        else:
-            moving.append(index)
-    for index in moving:
-        client = clients[index]
-        chosen[index] = least_loaded(load, client)
-        load[chosen[index]] += costs[client]
-    return chosen

@@ -4,7 +4,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from pfedafm_jax.config import Config
 from pfedafm_jax.engine.compile import init_client, init_server
@@ -26,8 +25,6 @@ class State(NamedTuple):
 
     server: Server  # the broadcast, on every device
     store: ClientStore  # what the clients keep between visits
-    # int [clients]: the process that keeps a client's state, -1 before its first visit
-    home: np.ndarray
 
 
 def start_number(config: Config, method: Method, client: int, group: int | None) -> int:
@@ -66,4 +63,4 @@ def start(programs: Programs, folder: str | None = None) -> State:
     own = None if config.same_start else own_start
     store = ClientStore(starts, programs.groups, place=config.store, folder=folder, start_of=own)
     server = programs.devices.replicate(jax.device_get(server.result()))
-    return State(server, store, np.full(config.num_clients, -1))
+    return State(server, store)

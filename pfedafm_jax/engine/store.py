@@ -71,6 +71,8 @@ class ClientStore:
         rows: the row of each client within its group, int `[clients]`.
         visited: whether a client's state was written, bool `[clients]`; otherwise it is initial.
         changed: whether it was written since the last checkpoint, which clears this.
+
+    With several processes, both are of all clients, and states only of those that this one keeps.
     """
 
     def __init__(
@@ -128,9 +130,11 @@ class ClientStore:
             leaf[self.rows[client]] = np.asarray(new)
         self.visited[client] = self.changed[client] = True
 
-    def forget(self, client: int) -> None:
-        """Marks a state that another process keeps from now on."""
-        self.visited[client] = False
+    def written_elsewhere(self, clients: Sequence[int] | np.ndarray) -> None:
+        """Notes that other processes, which keep these clients, have written their states."""
+        elsewhere = np.asarray(clients, int)
+        self.visited[elsewhere] = True
+        self.changed[elsewhere] = True
 
     def read(self, group: int, clients: Sequence[int] | np.ndarray) -> Tree:
         """States `[len(clients), …]` of clients of one group; zeros for negative numbers."""

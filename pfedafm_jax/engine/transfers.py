@@ -57,7 +57,7 @@ class Buffers:
         self._devices, self._groups = programs.devices, programs.groups
         self._compiled, form = programs.compiled, programs.form
         self._kinds, self._starts = self._compiled.shapes.kinds, self._compiled.shapes.starts
-        self._slots = [form.runs * form.slots(kind) for kind in self._kinds]
+        self._slots = [form.slots(kind) for kind in self._kinds]
         self._free: dict[int, list[Tree]] = defaultdict(list)
         self._blank: dict[tuple, Tree] = {}  # zeros for devices without a client
 

@@ -34,7 +34,7 @@ class Slots(NamedTuple):
     test: jax.Array  # int32 [slots, longest test]
     num_test: jax.Array  # int32 [slots]
     weight: jax.Array  # float32 [slots]: weight in the average
-    rank: jax.Array  # int32 [slots]: index among its run's participants; past the end if empty
+    rank: jax.Array  # int32 [slots]: index among the participants; past the end if empty
 
 
 class Common(NamedTuple):
@@ -190,11 +190,7 @@ Stage = Callable[[Architecture | None, Common, Tree, Slots], StageResult]
 
 
 def over_slots(
-    stage: Stage,
-    architecture: Architecture | None,
-    clients_per_step: int,
-    lockstep: bool = False,
-    runs: int = 1,
+    stage: Stage, architecture: Architecture | None, clients_per_step: int, lockstep: bool = False
 ) -> Callable:
     """The program of a stage for all slots of one device.
 
@@ -203,8 +199,6 @@ def over_slots(
         architecture: that of the clients; None: the stage that all share.
         clients_per_step: how many clients to `vmap` over.
         lockstep: take all slots in one step and ignore `trips`.
-        runs: how many runs share the program, each with its part of the slots; `totals`, and
-            `common` except images and labels, then have a leading axis of runs.
 
     Returns:
         `(common, totals, states, slots, trips) -> Worked`, with states `[slots, …]`. It makes
@@ -235,14 +229,6 @@ def over_slots(
         totals = added(common.method, totals, rows, slots.rank)
         return Worked(result.state, totals, result.info)
 
-    def several(common: Common, totals: Totals, states: Tree, slots: Slots, trips: jax.Array):
-        split = partial(jax.tree.map, lambda leaf: leaf.reshape(runs, -1, *leaf.shape[1:]))
-        own: Any = Common(method=0, images=None, labels=None, server=0, key=0, round=0)  # pyright: ignore
-        together = jax.vmap(all_at_once, in_axes=(own, 0, 0, 0, None))
-        worked = together(common, totals, split(states), split(slots), trips)
-        join = partial(jax.tree.map, lambda leaf: leaf.reshape(-1, *leaf.shape[2:]))
-        return Worked(join(worked.state), worked.totals, join(worked.info))
-
     def put(buffer: Tree, rows: Tree, first: jax.Array) -> Tree:
         write = partial(lax.dynamic_update_slice_in_dim, start_index=first, axis=0)
         return jax.tree.map(write, buffer, rows)
@@ -266,8 +252,6 @@ def over_slots(
 
         return lax.fori_loop(0, trips, body, Worked(kept, totals, info))
 
-    if runs > 1:
-        return several
     return all_at_once if lockstep else program
 
 

@@ -1,6 +1,6 @@
 """A server that sees single uploads: whose they are and where, in every layout, and the median."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from small import (
     small_data,
 )
 
-from pfedafm_jax.engine import Together, build, run_round, start
+from pfedafm_jax.engine import build, run_round, start
 from pfedafm_jax.engine.round import participants_of
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import register_method
@@ -76,23 +76,20 @@ def test_uploads_are_in_the_order_drawn_on_any_device_with_the_numbers_of_their_
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_several_runs_together_each_see_their_own(dropout):
-    config = small_config("ledger", layout="lockstep", architectures=("dense_b",), dropout=dropout)
-    several = [build(replace(config, seed=seed), *small_data()) for seed in (0, 1)]
-    together, states = Together(several), [start(one) for one in several]
-    visits, lost = np.zeros((2, 4)), set()
-    for number in range(1, 7):
-        done = together.run_round(states, [number, number])
-        states = [state for state, _ in done]
-        for run, (state, result) in enumerate(done):
-            stayed, dropped = participants_of(several[run].config, number)
-            assert (result.participants.tolist(), list(result.dropped)) == (stayed, dropped)
-            assert all(len(values) == len(stayed) for values in result.info.values())
-            if stayed:  # else the server stays as it was
-                assert state.server["order"].tolist() == [*stayed, -1, -1, -1][:3]
-            visits[run, stayed] += 1
-            lost.add(len(dropped))
-        assert [state.server["sums"][:, 0].tolist() for state in states] == visits.tolist()
+def test_the_server_sees_those_who_stayed(dropout):
+    made = programs(layout="lockstep", dropout=dropout, seed=1)
+    state = start(made)
+    visits, lost = np.zeros(4), set()
+    for number in range(1, 13):
+        state, result = run_round(made, state, number)
+        stayed, dropped = participants_of(made.config, number)
+        assert (result.participants.tolist(), list(result.dropped)) == (stayed, dropped)
+        assert all(len(values) == len(stayed) for values in result.info.values())
+        if stayed:  # else the server stays as it was
+            assert state.server["order"].tolist() == [*stayed, -1, -1, -1][:3]
+        visits[stayed] += 1
+        lost.add(len(dropped))
+        assert state.server["sums"][:, 0].tolist() == visits.tolist()
     assert lost == ({0} if dropout == 0 else {0, 1, 2, 3})
 
 
