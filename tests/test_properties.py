@@ -2,7 +2,6 @@
 in a traceback."""
 
 import json
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from pfedafm_jax import cli
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Partition, load_dataset
-from pfedafm_jax.data.cifar import CIFAR10, _from_pickle
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.flags import every_setting
 from pfedafm_jax.methods import method_names
@@ -161,19 +159,6 @@ def test_a_damaged_split_file_is_refused_or_harmless(damaged, tmp_path_factory):
         assert str(path) in str(error)
     else:
         assert len(read.train) == len(read.test) == len(read.validation)
-
-
-@given(damaged=damages(), protocol=st.sampled_from([3, 4, 5]))
-@settings(max_examples=100, deadline=None)
-def test_a_damaged_pickle_is_refused_or_gives_arrays(damaged, protocol):
-    planes = np.random.default_rng(0).integers(256, size=(6, 3072), dtype=np.uint8)
-    batch = {b"data": planes, b"labels": list(range(6))}
-    try:
-        images, labels = _from_pickle(CIFAR10, damaged(pickle.dumps(batch, protocol)), "here")
-    except PfedafmError as error:
-        assert str(error).startswith("here: ")
-    else:
-        assert images.dtype == np.uint8 and len(images) == len(labels)
 
 
 @given(damaged=damages())
