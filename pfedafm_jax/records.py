@@ -35,7 +35,6 @@ except ImportError:  # not on Windows
     fcntl = None
 
 FORMAT = 2  # version of a run's files; 1 had nested accuracies and no version
-TARGET_ACCURACY = {"cifar10": 0.9, "cifar100": 0.5}  # the paper's targets
 LAST_ROUNDS = 10  # of `last_ten_mean_accuracy`
 LOCK, MARK = ".lock", b"pfedafm_jax"  # the mark identifies our folders
 
@@ -120,10 +119,6 @@ class Summary:
     flops_per_client_round: float | None
     diverged_at_round: int | None
     clients_not_finite: int
-    target_accuracy: float | None
-    rounds_to_target: int | None
-    floats_to_target: int | None
-    flops_to_target: int | None
     config: dict[str, Any]
     devices: str
     versions: dict[str, str]
@@ -180,25 +175,12 @@ def summarize(
         flops_per_client_round=per_visit("flops"),
         diverged_at_round=next((r.round for r in records if r.not_finite), None),
         clients_not_finite=sum(r.not_finite for r in records),
-        **to_target(records, TARGET_ACCURACY.get(config["dataset"])),
         config=config,
         devices=about["devices"],
         versions=about["versions"],
         kernels=about.get("kernels", ""),
         **timing,
     )
-
-
-def to_target(records: Sequence[Record], target: float | None) -> dict[str, Any]:
-    """Rounds, floats (both directions) and FLOPs of all participants up to the target."""
-    names = ("target_accuracy", "rounds_to_target", "floats_to_target", "flops_to_target")
-    floats = flops = 0
-    for record in records:
-        floats += record.floats_up + record.floats_down
-        flops += record.flops
-        if target is not None and (record.mean_accuracy or 0.0) >= target:
-            return dict(zip(names, (target, record.round, floats, flops), strict=True))
-    return dict.fromkeys(names) | {"target_accuracy": target}
 
 
 def digest(content: Mapping[str, Any]) -> str:

@@ -26,6 +26,8 @@ from pfedafm_jax.settings import bad, settings_of
 
 ABOUT = {"config", "versions", "devices", "data", "predictions", "architectures"}
 """What `config.json` has."""
+EARLIER = ("sha256", "target_accuracy", "rounds_to_target", "floats_to_target", "flops_to_target")
+"""What `config.json` and `summary.json` of earlier runs have beside it."""
 
 
 class Damaged(PfedafmError):
@@ -242,8 +244,7 @@ def _object(path: Path) -> dict[str, Any]:
             f"{str(path)!r} is not of this version: its format is {found}, and {FORMAT} is read "
             f"here; {START_OVER}, another --run-dir leaves it as it is"
         )
-    content.pop("sha256", None)  # of runs of before
-    return content
+    return {name: value for name, value in content.items() if name not in EARLIER}
 
 
 def _records(path: Path, lines: Sequence[bytes], num_clients: int) -> list[Record]:

@@ -90,7 +90,7 @@ def command_lines(draw) -> list[str]:
         value = draw(ANYTHING if draw(st.booleans()) else plausible(FIELDS[name]))
         shown = [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
         words += [f"--{name.replace('_', '-')}", *(word.replace("\0", "") for word in shown)]
-    extra = ["--paper", "--preset", "--config", "--round", "-x", "--method", "--run-dir", "--fresh"]
+    extra = ["--preset", "--config", "--round", "-x", "--method", "--run-dir", "--fresh"]
     value = st.text(st.characters(exclude_characters="\0"), max_size=8)
     for word in draw(st.lists(st.sampled_from(extra), max_size=2)):
         words += [word, *draw(st.lists(value, max_size=1))]
@@ -99,7 +99,7 @@ def command_lines(draw) -> list[str]:
 
 @given(words=command_lines())
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@example(words=["--paper", "9" * 5000])
+@example(words=["--rounds", "9" * 5000])
 @example(words=["--config", "a" * 5000 + ".toml"])
 @example(words=["--config", "/dev/null/x.toml"])
 @example(words=["--config", "."])

@@ -14,7 +14,7 @@ from by_hand import record, run_by_hand
 from pfedafm_jax import records
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.labels import grouped, labels
-from pfedafm_jax.records import RunFolder, summarize, to_target
+from pfedafm_jax.records import RunFolder, summarize
 from pfedafm_jax.results import Damaged, differing, read_run, read_runs
 from pfedafm_jax.tables import cells, markdown, over_seeds, table
 
@@ -42,16 +42,6 @@ def test_each_accuracy_of_a_summary_is_what_its_name_says():
     assert (summary.diverged_at_round, summary.clients_not_finite) == (2, 3)
     assert summary.last_mean_accuracy == 0.5
     assert summary.spread_over_clients is None and summarize([], about).best_mean_accuracy is None
-
-
-def test_costs_until_a_target():
-    means = ((1, 0.5), (2, None), (3, 0.91), (4, 0.95))
-    rounds = [record(number, accuracy, floats=5) for number, accuracy in means]
-    reached = {"rounds_to_target": 3, "floats_to_target": 45, "flops_to_target": 15}
-    assert to_target(rounds, 0.9) == {"target_accuracy": 0.9, **reached}
-    assert to_target(rounds, 0.99)["rounds_to_target"] is None
-    assert to_target(rounds, None)["target_accuracy"] is None
-    assert run_by_hand(rounds, dataset="cifar10").summary.rounds_to_target == 3
 
 
 def test_the_first_rounds_of_a_run_are_a_run_of_that_length(tmp_path):
@@ -260,6 +250,16 @@ def test_files_that_no_run_writes_are_named(changes, name, said, tmp_path):
         (tmp_path / "run" / name).write_text("{}")
     with pytest.raises(Damaged, match=rf"{name}' is damaged \(.*{said}"):
         read_run(tmp_path / "run")
+
+
+def test_what_summaries_had_before_is_left_out(tmp_path):
+    run = run_by_hand([record(1)], tmp_path / "run")
+    earlier = {"target_accuracy": 0.9, "rounds_to_target": 1, "floats_to_target": 3}
+    earlier |= {"flops_to_target": 5, "sha256": "0" * 64}
+    change(tmp_path / "run" / "summary.json", **earlier)
+    change(tmp_path / "run" / "config.json", sha256="0" * 64)
+    assert read_run(tmp_path / "run").summary == run.summary
+    assert read_run(tmp_path / "run").about == run.about
 
 
 def test_settings_that_no_run_writes_and_a_folder_in_place_of_a_file_are_named(tmp_path):
