@@ -50,8 +50,13 @@ def accuracies(runs: Sequence[Run]) -> str:
         cell = f"{percent(one.best_mean_accuracy)} ({one.best_round})"
         row = [run.title, f"{run.rate:g}", cell, percent(one.last_ten_mean_accuracy)]
         row += [percent(one.final_all_clients_accuracy), percent(one.spread_over_clients)]
-        row += [f"{late_clients(run).mean():.2f}", str(one.rounds_to_target or "–")]
-        row += ["–" if x is None else human(x) for x in (one.floats_to_target, one.flops_to_target)]
+        row.append(f"{late_clients(run).mean():.2f}")
+        target = numbers.TARGET_ACCURACY.get(run.config["dataset"])
+        cost = None if target is None else numbers.cost_to(target, run.records)
+        if cost is None:
+            row += ["–", "–", "–"]
+        else:
+            row += [str(cost.rounds), human(cost.floats), human(cost.flops)]
         column = run.config["num_clients"], run.config["dataset"]
         known = run.config["method"] in numbers.METHODS
         kind = "hetero" if len(run.config["architectures"]) > 1 else "homo"
@@ -131,7 +136,7 @@ def targets(runs: Sequence[Run]) -> str:
     """When the target is reached: by one round's participants, those of ten rounds, all clients."""
     rows = []
     for run in runs:
-        target = 100 * (run.summary.target_accuracy or 1.0)
+        target = 100 * numbers.TARGET_ACCURACY.get(run.config["dataset"], 1.0)
         rounds = run.clients["evaluation_rounds"]
         one = 100 * run.per_round()["mean_accuracy"].to_numpy()
         ten = np.convolve(one, np.ones(10) / 10, "valid")

@@ -24,7 +24,7 @@ from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.export import export_client, load_client
 from pfedafm_jax.methods import method_names, register_method
 from pfedafm_jax.models import describe, register_extractor
-from pfedafm_jax.presets import paper_scale, with_preset
+from pfedafm_jax.presets import with_preset
 from pfedafm_jax.records import Record, Summary
 from pfedafm_jax.results import Run, read_run, read_runs
 from pfedafm_jax.runs import compare, run
@@ -55,7 +55,6 @@ __all__ = [
     "load_run",
     "make_partition",
     "method_names",
-    "paper_scale",
     "read_run",
     "read_runs",
     "register_extractor",

@@ -21,7 +21,7 @@ from pfedafm_jax.errors import Interrupted, PfedafmError, Unread, reason
 from pfedafm_jax.flags import Parser, add_settings, given, print_help, spelled
 from pfedafm_jax.observers import Observer, TensorBoard, WeightsAndBiases
 from pfedafm_jax.plugins import load_plugin
-from pfedafm_jax.presets import paper_scale, with_preset
+from pfedafm_jax.presets import with_preset
 from pfedafm_jax.progress import clean, console, print_table
 from pfedafm_jax.records import check_writable
 from pfedafm_jax.settings import bad
@@ -120,9 +120,7 @@ def option_parser(everything: bool = True) -> Parser:
     several: dict[str, Any] = {"action": "append", "default": []}
     add("--config", nargs="?", const="", metavar="NAME",
         help="named settings, or a TOML file; alone: list them")  # fmt: skip
-    add("--preset", metavar="NAME", help="settings laid over it, e.g. authors_code", **several)
-    add("--paper", nargs="?", const=100, type=int, metavar="N",
-        help="the paper's length; N = 100, 50 or 10 clients")  # fmt: skip
+    add("--preset", metavar="NAME", help="settings laid over it: paper, authors_code, …", **several)
     add("--run-dir", metavar="DIR", help="where the run's files go (runs/NAME)")
     add("--data-dir", metavar="DIR", help="folder or archive with the dataset")
     plugins = "your methods and networks (docs/extending.md)"
@@ -145,7 +143,7 @@ def parse(
     description: str,
     add_options: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
 ) -> tuple[Config, Options]:
-    """Settings from `--config`, `--preset` and `--paper`, in this order, then from flags.
+    """Settings from `--config` and `--preset`, in this order, then from flags.
 
     Args:
         argv: the arguments.
@@ -175,8 +173,6 @@ def parse(
     def configured(flags: dict[str, Any]) -> Config:
         # Presets go by the dataset and the architectures, which flags may have.
         config = reduce(with_preset, options.preset, updated(Config.load(named), flags))
-        if options.paper is not None:
-            config = paper_scale(config, options.paper)
         return updated(config, flags)
 
     add_settings(parser, configured({}), everything)

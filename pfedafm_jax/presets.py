@@ -1,4 +1,4 @@
-"""Named sets of settings that override a configuration: `presets.toml`, and the paper's length."""
+"""Named sets of settings that override a configuration: `presets.toml`."""
 
 from functools import cache
 from pathlib import Path
@@ -6,8 +6,6 @@ from typing import Any
 
 from pfedafm_jax.config import Config, read_toml, updated
 from pfedafm_jax.settings import bad, known
-
-PAPER_COLUMNS = {10: 1.0, 50: 0.2, 100: 0.1}  # N: C, the three columns of the paper's tables
 
 
 @cache
@@ -35,11 +33,3 @@ def with_preset(config: Config, preset: str) -> Config:
         "pfedafm_released": {"mix_learning_rate": 0.1 if alone else 0.01},
     }
     return updated(new, own)
-
-
-def paper_scale(config: Config, num_clients: int = 100) -> Config:
-    """The paper's own length, T = 500 and E = 10 at a learning rate of 0.01, at one of its N."""
-    if num_clients not in PAPER_COLUMNS:
-        raise bad("paper", num_clients, "10, 50 or 100 clients (with C = 100 %, 20 %, 10 %)")
-    share = {"num_clients": num_clients, "participation": PAPER_COLUMNS[num_clients]}
-    return updated(config, {"rounds": 500, "local_epochs": 10, "learning_rate": 0.01, **share})

@@ -200,9 +200,6 @@ def print_summary(summary: Summary, paths: Sequence[Path]) -> None:
     ]
     if spread is not None:
         rows.append(["spread over clients", f"{percent(spread)} points", "standard deviation"])
-    if summary.rounds_to_target and summary.target_accuracy:
-        target = f"rounds to {100 * summary.target_accuracy:.0f} %"
-        rows.append([target, str(summary.rounds_to_target), ""])
     compiling = f"and {summary.compile_seconds:.0f} s to compile"
     rows.append(["time", f"{summary.seconds / 60:.1f} min", compiling])
     if summary.diverged_at_round is not None:

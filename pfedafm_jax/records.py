@@ -6,8 +6,8 @@
     clients.npz     per-client numbers by round
     summary.json    a `Summary`; written last, so a run that has it is finished
 
-All but `rounds.jsonl`, to which lines are appended, are written atomically. The two JSON files hold
-their own sha256, and `summary.json` those of the others. `results.py` reads them;
+All but `rounds.jsonl`, to which lines are appended, are written atomically. `summary.json` holds the
+sha256 of the two `.npz` files. `results.py` reads them;
 `docs/evaluation.md` says which accuracy is which.
 """
 
@@ -34,8 +34,7 @@ try:
 except ImportError:  # not on Windows
     fcntl = None
 
-FORMAT = 2  # version of a run's files; 1 had nested accuracies, no digests and no version
-TARGET_ACCURACY = {"cifar10": 0.9, "cifar100": 0.5}  # the paper's targets
+FORMAT = 2  # version of a run's files; 1 had nested accuracies and no version
 LAST_ROUNDS = 10  # of `last_ten_mean_accuracy`
 LOCK, MARK = ".lock", b"pfedafm_jax"  # the mark identifies our folders
 
@@ -120,10 +119,6 @@ class Summary:
     flops_per_client_round: float | None
     diverged_at_round: int | None
     clients_not_finite: int
-    target_accuracy: float | None
-    rounds_to_target: int | None
-    floats_to_target: int | None
-    flops_to_target: int | None
     config: dict[str, Any]
     devices: str
     versions: dict[str, str]
@@ -180,25 +175,12 @@ def summarize(
         flops_per_client_round=per_visit("flops"),
         diverged_at_round=next((r.round for r in records if r.not_finite), None),
         clients_not_finite=sum(r.not_finite for r in records),
-        **to_target(records, TARGET_ACCURACY.get(config["dataset"])),
         config=config,
         devices=about["devices"],
         versions=about["versions"],
         kernels=about.get("kernels", ""),
         **timing,
     )
-
-
-def to_target(records: Sequence[Record], target: float | None) -> dict[str, Any]:
-    """Rounds, floats (both directions) and FLOPs of all participants up to the target."""
-    names = ("target_accuracy", "rounds_to_target", "floats_to_target", "flops_to_target")
-    floats = flops = 0
-    for record in records:
-        floats += record.floats_up + record.floats_down
-        flops += record.flops
-        if target is not None and (record.mean_accuracy or 0.0) >= target:
-            return dict(zip(names, (target, record.round, floats, flops), strict=True))
-    return dict.fromkeys(names) | {"target_accuracy": target}
 
 
 def digest(content: Mapping[str, Any]) -> str:
@@ -304,15 +286,16 @@ class RunFolder:
         path = self.path / "clients.npz"
         write_atomically(path, lambda file: np.savez_compressed(file, **arrays))
         self._write_records(records)  # in case the file was altered meanwhile
-        names = ("config.json", "partition.npz", "rounds.jsonl", "clients.npz")
-        there = [path for name in names if (path := self.path / name).exists()]
-        files = {path.name: hashlib.sha256(read_bytes(path)).hexdigest() for path in there}
-        self._write_json("summary.json", {**summary.as_dict(), "files": files})
+        digests = {
+            name: hashlib.sha256(read_bytes(self.path / name)).hexdigest()
+            for name in ("partition.npz", "clients.npz")
+            if (self.path / name).exists()
+        }
+        self._write_json("summary.json", {**summary.as_dict(), "files": digests})
 
     def _write_records(self, records: Sequence[Record]) -> None:
         lines = "".join(json.dumps(record.as_dict()) + "\n" for record in records)
         write_atomically(self.path / "rounds.jsonl", lines)
 
     def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        text = json.dumps({**content, "sha256": digest(content)}, indent=2)
-        write_atomically(self.path / name, text + "\n")
+        write_atomically(self.path / name, json.dumps(content, indent=2) + "\n")

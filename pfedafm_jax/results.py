@@ -21,12 +21,17 @@ from pfedafm_jax.data import Partition
 from pfedafm_jax.errors import START_OVER, PfedafmError, reason
 from pfedafm_jax.files import read_bytes
 from pfedafm_jax.methods import find_method, method_names
-from pfedafm_jax.records import FORMAT, Record, Summary, digest, summarize
+from pfedafm_jax.records import FORMAT, Record, Summary, summarize
 from pfedafm_jax.settings import bad, settings_of
+
+ABOUT = {"config", "versions", "devices", "data", "predictions", "architectures"}
+"""What `config.json` has."""
+EARLIER = ("sha256", "target_accuracy", "rounds_to_target", "floats_to_target", "flops_to_target")
+"""What `config.json` and `summary.json` of earlier runs have beside it."""
 
 
 class Damaged(PfedafmError):
-    """A file of a run was altered or damaged since it was written."""
+    """A file of a run is missing or is not as a run writes it."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Run:
     finished: bool
     folder: Path | None = None
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)  # of a run in memory
-    digests: Mapping[str, str] = field(default_factory=dict)  # of a finished run's files
+    digests: Mapping[str, str] = field(default_factory=dict)  # of a finished run's arrays, by file
 
     @property
     def config(self) -> dict[str, Any]:
@@ -173,13 +178,15 @@ def read_run(folder: str | Path) -> Run:
     folder = Path(folder)
     if not any((folder / name).exists() for name in ("config.json", "rounds.jsonl")):
         raise _no_run(folder, "the folder of a run")
-    about = _signed(folder / "config.json")
-    written = _signed(folder / "summary.json") if (folder / "summary.json").exists() else {}
+    about = _object(folder / "config.json")
+    if missing := sorted(ABOUT - about.keys()):
+        _damaged(folder / "config.json", f"{', '.join(missing)} is missing")
+    written = _object(folder / "summary.json") if (folder / "summary.json").exists() else {}
     digests, path = written.pop("files", {}), folder / "rounds.jsonl"
     try:
         records = []
         if written or path.exists():
-            *lines, rest = _bytes(path, digests).split(b"\n")  # the last may be partial
+            *lines, rest = _bytes(path).split(b"\n")  # the last may be partial
             if rest and written:
                 _damaged(path, "its last line is cut off")
             records = _records(path, lines, about["config"]["num_clients"])
@@ -187,9 +194,8 @@ def read_run(folder: str | Path) -> Run:
             return Run(about, records, summarize(records, about), False, folder)
         if written["config"] != about["config"] or written["rounds"] != len(records):
             _damaged(folder / "summary.json", "it does not belong to config.json and rounds.jsonl")
-        del written["sha256"]
         return Run(about, records, Summary(**written), True, folder, digests=digests)
-    except (KeyError, TypeError) as error:  # a valid digest, but not what a run writes
+    except (KeyError, TypeError) as error:  # not what a run writes
         _damaged(folder / ("summary.json" if written else "config.json"), error)
 
 
@@ -229,8 +235,8 @@ def _json(path: Path, text: bytes, where: str = "") -> dict[str, Any]:
     return content if isinstance(content, dict) else _damaged(path, f"{where}no object")
 
 
-def _signed(path: Path) -> dict[str, Any]:
-    """A JSON file, checked for its format and its own digest."""
+def _object(path: Path) -> dict[str, Any]:
+    """A JSON file, checked for its format."""
     content = _json(path, _bytes(path))
     if content.get("format") != FORMAT:
         found = repr(content["format"])[:20] if "format" in content else "1 or another program's"
@@ -238,9 +244,7 @@ def _signed(path: Path) -> dict[str, Any]:
             f"{str(path)!r} is not of this version: its format is {found}, and {FORMAT} is read "
             f"here; {START_OVER}, another --run-dir leaves it as it is"
         )
-    if content.get("sha256") != digest(content):
-        _damaged(path, "it has changed since it was written")
-    return content
+    return {name: value for name, value in content.items() if name not in EARLIER}
 
 
 def _records(path: Path, lines: Sequence[bytes], num_clients: int) -> list[Record]:

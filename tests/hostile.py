@@ -111,7 +111,8 @@ def _dataset(draw: random.Random, place: Path) -> tuple[str, Path | None]:
             (place / "cifar10.npz").symlink_to("/dev/zero")
         return "cifar10", None
     with tarfile.open(place / CIFAR10.python.file, "w:gz") as tar:
-        for name in CIFAR10.python.members:
+        for file in CIFAR10.python.files:
+            name = f"{CIFAR10.python.folder}/{file}"
             member = tarfile.TarInfo(draw.choice([name, f"../{name}", f"/{name}"]))
             links = [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
             member.type = draw.choice([tarfile.REGTYPE, *links])

@@ -34,7 +34,7 @@ def random_line(draw: random.Random, trained: Path) -> tuple[list[str], bool]:
         if real or draw.random() < 0.7:
             words += ["--run-dir", nasty(draw)]
         for _ in range(0 if real else draw.randrange(4)):
-            special = ["--config", "--preset", "--paper", "--fresh", "--tensorboard", "--methods", "--seeds",
+            special = ["--config", "--preset", "--fresh", "--tensorboard", "--methods", "--seeds",
                        "--grid", "--drop-checkpoints", "--plugin", "--data-dir", "--coordinator", "--process-id", "--help"]  # fmt: skip
             words.append(draw.choice(flags if draw.random() < 0.6 else special))
             value = draw.choice([draw.choice(VALUES), nasty(draw), "own.toml"])

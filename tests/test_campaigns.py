@@ -151,6 +151,17 @@ def damage(path: Path, other: Path, draw: random.Random) -> str:
     return kind
 
 
+RESULTS = ("config.json", "summary.json", "rounds.jsonl")  # without digests
+
+
+def parses(path: Path) -> bool:
+    try:
+        lines = path.read_bytes().splitlines() if path.suffix == ".jsonl" else [path.read_bytes()]
+        return all(json.loads(line) is not None for line in lines)
+    except ValueError:
+        return False
+
+
 def test_damaged_files_are_named_or_harmless(tmp_path, told, monkeypatch, capfd):
     draw, seen, base = random.Random(SEED), Counter(), tmp_path / "base"
     monkeypatch.chdir(tmp_path)
@@ -175,6 +186,9 @@ def test_damaged_files_are_named_or_harmless(tmp_path, told, monkeypatch, capfd)
         command = draw.choice(["run", "compare", "plot", "report", "predict"])
         capfd.readouterr()
         what = f"{command}: {path.relative_to(folder)} {kind}, {running=}, number {number}"
+        if kind == "flip" and path.name in RESULTS and parses(path):
+            seen["another result"] += 1
+            continue
         try:
             if command == "run":
                 assert run_here(folder, *words) == 0

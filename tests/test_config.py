@@ -18,7 +18,7 @@ from pfedafm_jax.flags import every_setting
 from pfedafm_jax.methods import method_names
 from pfedafm_jax.methods.fml import FML
 from pfedafm_jax.methods.pfedafm import PFedAFM
-from pfedafm_jax.presets import paper_scale, presets, with_preset
+from pfedafm_jax.presets import presets, with_preset
 from pfedafm_jax.settings import MethodSettings, Rate, Setting, changed, check_settings, settings_of
 from pfedafm_jax.tasks import differences
 
@@ -137,7 +137,7 @@ def test_a_method_may_have_a_learning_rate_of_its_own():
     # One that is set later is that of every method, but for those that are set with it.
     config = dataclasses.replace(config, method="fml")
     faster = updated(config, {"learning_rate": 0.1})
-    for later in (faster, with_preset(config, "authors_code"), paper_scale(config)):
+    for later in (faster, with_preset(config, "authors_code"), with_preset(config, "paper")):
         assert later.rate == later.learning_rate
     assert updated(config, {"rounds": 3}).rate == 0.005
     assert updated(config, {"learning_rate": 0.1, "fml": {"learning_rate": 0.3}}).rate == 0.3
@@ -260,12 +260,13 @@ def test_the_released_code_as_a_preset():
     assert found == ("cnn1", 0.1, "dataset") and flags.crop and not flags.flip
 
 
-@pytest.mark.parametrize(("clients", "participants"), [(10, 10), (50, 10), (100, 10)])
-def test_the_columns_of_the_paper(clients, participants):
-    config = paper_scale(Config(), clients).check()
-    assert (config.rounds, config.local_epochs, config.num_participants) == (500, 10, participants)
-    with pytest.raises(PfedafmError, match=r"paper = 20 .*10, 50 or 100"):
-        paper_scale(Config(), 20)
+def test_the_preset_of_the_papers_length_takes_another_of_its_columns_from_flags():
+    found, _ = cli.parse(["--preset", "paper"], "run", "")
+    assert (found.rounds, found.local_epochs, found.learning_rate) == (500, 10, 0.01)
+    assert (found.num_clients, found.num_participants) == (100, 10)
+    words = "--preset paper --num-clients 50 --participation 0.2"
+    found, _ = cli.parse(words.split(), "run", "")
+    assert (found.rounds, found.num_clients, found.num_participants) == (500, 50, 10)
 
 
 def test_settings_of_every_method_can_be_pickled():

@@ -2,7 +2,6 @@
 in a traceback."""
 
 import json
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from pfedafm_jax import cli
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Partition, load_dataset
-from pfedafm_jax.data.cifar import CIFAR10, _from_pickle
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.flags import every_setting
 from pfedafm_jax.methods import method_names
@@ -92,7 +90,7 @@ def command_lines(draw) -> list[str]:
         value = draw(ANYTHING if draw(st.booleans()) else plausible(FIELDS[name]))
         shown = [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
         words += [f"--{name.replace('_', '-')}", *(word.replace("\0", "") for word in shown)]
-    extra = ["--paper", "--preset", "--config", "--round", "-x", "--method", "--run-dir", "--fresh"]
+    extra = ["--preset", "--config", "--round", "-x", "--method", "--run-dir", "--fresh"]
     value = st.text(st.characters(exclude_characters="\0"), max_size=8)
     for word in draw(st.lists(st.sampled_from(extra), max_size=2)):
         words += [word, *draw(st.lists(value, max_size=1))]
@@ -101,7 +99,7 @@ def command_lines(draw) -> list[str]:
 
 @given(words=command_lines())
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@example(words=["--paper", "9" * 5000])
+@example(words=["--rounds", "9" * 5000])
 @example(words=["--config", "a" * 5000 + ".toml"])
 @example(words=["--config", "/dev/null/x.toml"])
 @example(words=["--config", "."])
@@ -161,19 +159,6 @@ def test_a_damaged_split_file_is_refused_or_harmless(damaged, tmp_path_factory):
         assert str(path) in str(error)
     else:
         assert len(read.train) == len(read.test) == len(read.validation)
-
-
-@given(damaged=damages(), protocol=st.sampled_from([3, 4, 5]))
-@settings(max_examples=100, deadline=None)
-def test_a_damaged_pickle_is_refused_or_gives_arrays(damaged, protocol):
-    planes = np.random.default_rng(0).integers(256, size=(6, 3072), dtype=np.uint8)
-    batch = {b"data": planes, b"labels": list(range(6))}
-    try:
-        images, labels = _from_pickle(CIFAR10, damaged(pickle.dumps(batch, protocol)), "here")
-    except PfedafmError as error:
-        assert str(error).startswith("here: ")
-    else:
-        assert images.dtype == np.uint8 and len(images) == len(labels)
 
 
 @given(damaged=damages())

@@ -34,6 +34,20 @@ def tasks_of(asked: Study, *items: str) -> dict[str, Task]:
     return {name_of(task): task for tasks in chosen for task in tasks.values()}
 
 
+def test_the_cost_to_a_target_is_that_up_to_the_first_round_that_reaches_it():
+    means = ((1, 0.5), (2, None), (3, 0.91), (4, 0.95))
+    rounds = [record(number, accuracy, floats=5) for number, accuracy in means]
+    assert numbers.cost_to(0.9, rounds) == (3, 45, 15)  # rounds, floats, FLOPs
+    assert numbers.cost_to(0.99, rounds) is None and numbers.cost_to(0.1, []) is None
+
+
+@pytest.mark.parametrize(("clients", "participants"), [(10, 10), (50, 10), (100, 10)])
+def test_the_scale_of_the_paper_has_its_columns(clients, participants):
+    config = SCALES["paper"].settings(Config.load("hetero_cifar10"), clients).check()
+    assert (config.rounds, config.local_epochs, config.learning_rate) == (500, 10, 0.01)
+    assert (config.num_clients, config.num_participants) == (clients, participants)
+
+
 @pytest.mark.parametrize("family", ["homo", "hetero"])
 def test_the_papers_margins_follow_from_its_tables(family):
     """A slip in copying a number would show: the margins were copied by themselves."""

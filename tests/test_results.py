@@ -14,7 +14,7 @@ from by_hand import record, run_by_hand
 from pfedafm_jax import records
 from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.labels import grouped, labels
-from pfedafm_jax.records import RunFolder, digest, summarize, to_target
+from pfedafm_jax.records import RunFolder, summarize
 from pfedafm_jax.results import Damaged, differing, read_run, read_runs
 from pfedafm_jax.tables import cells, markdown, over_seeds, table
 
@@ -42,16 +42,6 @@ def test_each_accuracy_of_a_summary_is_what_its_name_says():
     assert (summary.diverged_at_round, summary.clients_not_finite) == (2, 3)
     assert summary.last_mean_accuracy == 0.5
     assert summary.spread_over_clients is None and summarize([], about).best_mean_accuracy is None
-
-
-def test_costs_until_a_target():
-    means = ((1, 0.5), (2, None), (3, 0.91), (4, 0.95))
-    rounds = [record(number, accuracy, floats=5) for number, accuracy in means]
-    reached = {"rounds_to_target": 3, "floats_to_target": 45, "flops_to_target": 15}
-    assert to_target(rounds, 0.9) == {"target_accuracy": 0.9, **reached}
-    assert to_target(rounds, 0.99)["rounds_to_target"] is None
-    assert to_target(rounds, None)["target_accuracy"] is None
-    assert run_by_hand(rounds, dataset="cifar10").summary.rounds_to_target == 3
 
 
 def test_the_first_rounds_of_a_run_are_a_run_of_that_length(tmp_path):
@@ -184,9 +174,18 @@ def test_rows_are_mean_and_deviation_over_seeds():
 FILES = ("config.json", "rounds.jsonl", "clients.npz", "partition.npz", "summary.json")
 
 
+def is_parsed(name: str, content: bytes) -> bool:
+    """Whether a file of numbers is what JSON allows; arrays have a digest."""
+    try:
+        lines = content.splitlines() if name == "rounds.jsonl" else [content]
+        return not name.endswith(".npz") and all(isinstance(json.loads(one), dict) for one in lines)
+    except (ValueError, RecursionError):
+        return False
+
+
 def test_every_damage_of_a_finished_run_is_named(tmp_path):
-    """Bits flipped, ends cut off, files emptied, removed or made folders: each is told by the
-    file's name."""
+    """Bits flipped, ends cut off, files emptied: each is told by the file's name, if the file cannot
+    be parsed any more or has arrays; a flipped digit of a result may pass for another result."""
     rounds = [record(n, 0.1 * n) for n in (1, 2, 3)]
     run_by_hand(rounds, tmp_path / "run", last_accuracies=np.full(100, 0.75))
     draw = random.Random(0)
@@ -201,13 +200,14 @@ def test_every_damage_of_a_finished_run_is_named(tmp_path):
             contents.append(bytes(flipped))
         for content in contents:
             path.write_bytes(content)
-            with pytest.raises(PfedafmError) as caught:
+            try:
                 run = read_run(tmp_path / "run")
                 _ = run.clients, run.partition
-                # Whitespace is the one thing that may change in a JSON file.
-                assert name.endswith(".json") and json.loads(content) == json.loads(whole)
-                raise PfedafmError(name)
-            assert name in str(caught.value)
+            except PfedafmError as error:
+                names = FILES if is_parsed(name, content) else [name]
+                assert any(name in str(error) for name in names)
+            else:
+                assert is_parsed(name, content)
         path.write_bytes(whole)
     assert read_run(tmp_path / "run").clients
 
@@ -230,10 +230,9 @@ def test_files_that_are_gone_or_not_ours_are_named(tmp_path):
         read_runs([tmp_path / "empty"])
 
 
-def signed(path, **changes):
-    """Changes a file of a run and gives it the digest to go with it."""
-    content = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps(content | {"sha256": digest(content)}))
+def change(path, **changes):
+    """Changes a JSON file of a run."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 @pytest.mark.parametrize(
@@ -244,23 +243,33 @@ def signed(path, **changes):
         ({"files": {}}, "rounds.jsonl", "its last line is cut off"),
     ],
 )
-def test_files_with_a_right_digest_that_no_run_writes_are_named(changes, name, said, tmp_path):
+def test_files_that_no_run_writes_are_named(changes, name, said, tmp_path):
     run_by_hand([record(1)], tmp_path / "run")
-    signed(tmp_path / "run" / "summary.json", **changes)
+    change(tmp_path / "run" / "summary.json", **changes)
     if name == "rounds.jsonl":
         (tmp_path / "run" / name).write_text("{}")
     with pytest.raises(Damaged, match=rf"{name}' is damaged \(.*{said}"):
         read_run(tmp_path / "run")
 
 
+def test_what_summaries_had_before_is_left_out(tmp_path):
+    run = run_by_hand([record(1)], tmp_path / "run")
+    earlier = {"target_accuracy": 0.9, "rounds_to_target": 1, "floats_to_target": 3}
+    earlier |= {"flops_to_target": 5, "sha256": "0" * 64}
+    change(tmp_path / "run" / "summary.json", **earlier)
+    change(tmp_path / "run" / "config.json", sha256="0" * 64)
+    assert read_run(tmp_path / "run").summary == run.summary
+    assert read_run(tmp_path / "run").about == run.about
+
+
 def test_settings_that_no_run_writes_and_a_folder_in_place_of_a_file_are_named(tmp_path):
     run_by_hand([record(1)], tmp_path / "run")
-    signed(tmp_path / "run" / "summary.json", files={})
+    change(tmp_path / "run" / "summary.json", files={})
     (tmp_path / "run" / "clients.npz").write_bytes(b"PK")
     with pytest.raises(Damaged, match=r"clients\.npz' is damaged"):
         _ = read_run(tmp_path / "run").clients
     (tmp_path / "run" / "summary.json").unlink()
-    signed(tmp_path / "run" / "config.json", config={"method": "fd"})
+    change(tmp_path / "run" / "config.json", config={"method": "fd"})
     with pytest.raises(Damaged, match=r"config\.json' is damaged \('num_clients'\)"):
         read_run(tmp_path / "run")
     (tmp_path / "run" / "rounds.jsonl").unlink()

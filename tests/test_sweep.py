@@ -31,12 +31,12 @@ def score(point, *accuracies, diverged=None):
     return grid.scored(point, runs)
 
 
-def test_the_papers_grid_is_every_combination_of_its_values():
-    found = grid.points(grid.paper_grid("pfedafm"))
+def test_a_grid_is_every_combination_of_its_values():
+    words = ["batch_size=64,128,256,512", "local_epochs=1,10", "learning_rate=0.01"]
+    found = grid.points(grid.parse_grid([*words, "pfedafm.mix_learning_rate=0.001,0.01,0.1,1"]))
     assert len(found) == 4 * 2 * 4
     first = {"batch_size": 64, "local_epochs": 1, "learning_rate": 0.01}
     assert found[0] == {**first, "pfedafm.mix_learning_rate": 0.001}
-    assert len(grid.points(grid.paper_grid("fd"))) == 8
     config = updated(Config(), found[-1])
     assert (config.batch_size, config.local_epochs) == (512, 10)
     assert config.pfedafm.mix_learning_rate == 1.0
@@ -76,9 +76,13 @@ def test_a_grid_that_makes_no_sense_is_refused(words):
         (["--grid", "fd.gama=1"], "unknown setting fd.gama"),
         (["--grid", "fd.gamma=1,2"], r"grid = 'fd\.gamma' .* with --method fd"),
         (["--grid", "gamma=1,2"], "grid = 'gamma' .* with --partition dirichlet"),
-        (["--seeds", "a"], "seeds = 'a'"),
+        ([], "grid = None .* SETTING=VALUE,VALUE,… once or more"),
+        (["--grid", "batch_size=4,8", "--seeds", "a"], "seeds = 'a'"),
         (["--coordinator", "host:1"], "a sweep is run by one process"),
-        (["--validation-fraction", "0"], "validation_fraction = 0 .* by held-out data"),
+        (
+            ["--grid", "batch_size=4,8", "--validation-fraction", "0"],
+            "validation_fraction = 0 .* by held-out data",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(arguments, said, tmp_path):

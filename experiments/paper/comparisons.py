@@ -11,8 +11,6 @@ from paper.outcome import BEST, PAPER, Claim, Outcome, Table, everywhere, length
 from paper.study import Found, Study, at
 from pfedafm_jax import figures, plots
 from pfedafm_jax.methods import find_method
-from pfedafm_jax.records import to_target
-from pfedafm_jax.results import Run
 from pfedafm_jax.tables import human, percent
 from pfedafm_jax.tasks import Task
 
@@ -112,12 +110,6 @@ def individual(study: Study, found: Found) -> Outcome:
 MEASURES = ("rounds", "floats, both ways", "FLOPs")
 
 
-def spent(run: Run, target: float) -> list[int] | None:
-    """Rounds, floats and FLOPs of all participants until their mean accuracy reached a target."""
-    _, *amounts = to_target(run.records, target).values()
-    return None if amounts[0] is None else amounts
-
-
 def cost(study: Study, found: Found) -> Outcome:
     """What each method has spent until the mean accuracy of participants reached the target.
 
@@ -133,7 +125,9 @@ def cost(study: Study, found: Found) -> Outcome:
             targets.append(np.floor(100 * lowest) / 100)
         for target in targets:
             label = f"{study.label(dataset)} to {100 * target:.0f} %"
-            groups[label] = {method: spent(run, target) for method, run in runs.items()}
+            groups[label] = {
+                method: numbers.cost_to(target, run.records) for method, run in runs.items()
+            }
             for method, amounts in groups[label].items():
                 words = map(human, amounts) if amounts else ["not reached"] * 3
                 best = percent(getattr(runs[method].summary, BEST))

@@ -4,14 +4,17 @@ Values that the paper shows only as curves or bars of a picture are not here: fo
 sentence that says what the picture shows.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from pfedafm_jax.presets import PAPER_COLUMNS
+from pfedafm_jax.records import Record
 
 DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 METHODS = ("standalone", "lg_fedavg", "fd", "fedproto", "fml", "fedkd", "fedapen", "pfedafm")
 MUTUAL = ("fml", "fedkd", "fedapen")  # the baselines of pFedAFM's own category, mutual learning
 CONTROLS = ("fedper", "fedrep")  # not in the paper: a shared extractor, own headers, nothing else
+COLUMNS = {10: 1.0, 50: 0.2, 100: 0.1}  # N: C, the three columns of its tables
+TARGET_ACCURACY = {"cifar10": 0.9, "cifar100": 0.5}  # up to which it counts rounds and costs
 CLASSES = {"cifar10": 2, "cifar100": 10}  # that a client sees in its tables
 ARCHITECTURES = {"homo": ["cnn1"], "hetero": ["cnn1", "cnn2", "cnn3", "cnn4", "cnn5"]}
 TABLES = {"homo": "Table 2", "hetero": "Table 3"}
@@ -42,7 +45,7 @@ _HETEROGENEOUS = {
     "fedapen": (_, _, _, _, _, _),
     "pfedafm": (96.76, 77.30, 96.69, 67.95, 95.68, 61.60),
 }
-CELLS = tuple((column, dataset) for column in PAPER_COLUMNS for dataset in DATASETS)
+CELLS = tuple((column, dataset) for column in COLUMNS for dataset in DATASETS)
 
 ACCURACY: dict[str, dict[str, dict[tuple[int, str], float | None]]] = {
     family: {method: dict(zip(CELLS, values, strict=True)) for method, values in table.items()}
@@ -72,6 +75,28 @@ MIX_MEAN = {"cifar10": 0.0, "cifar100": 0.5}
 """What the mean of two clients' mix vectors comes close to."""
 
 
+class Cost(NamedTuple):
+    """What a run has spent."""
+
+    rounds: int
+    floats: int  # both directions, all participants
+    flops: int  # all participants
+
+
+def cost_to(target: float, records: Sequence[Record]) -> Cost | None:
+    """What a run had spent when the mean accuracy of a round's participants first reached a target.
+
+    None: it did not.
+    """
+    floats = flops = 0
+    for record in records:
+        floats += record.floats_up + record.floats_down
+        flops += record.flops
+        if record.mean_accuracy is not None and record.mean_accuracy >= target:
+            return Cost(record.round, floats, flops)
+    return None
+
+
 def accuracy(family: str, method: str, column: int, dataset: str) -> float | None:
     """A cell of Table 2 or 3 in percent; None: the paper has none.
 
@@ -97,7 +122,7 @@ def published(config: dict[str, Any]) -> tuple[str, float | None] | None:
         (clients, config.get("dataset")) not in ACCURACY.get(family, {}).get(method, {})
         or config["partition"] != "pathological"
         or config["classes_per_client"] != CLASSES[config["dataset"]]
-        or config["participation"] != PAPER_COLUMNS[clients]
+        or config["participation"] != COLUMNS[clients]
         or config["shared_extractor"] != "cnn5"
         or own.get("training", "iterative") != "iterative"
         or own.get("mix_fixed") is not None

@@ -11,8 +11,7 @@ import flax.linen as nn
 from paper import numbers
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.models import extractor_names, linear, register_extractor
-from pfedafm_jax.presets import PAPER_COLUMNS, paper_scale
-from pfedafm_jax.records import TARGET_ACCURACY
+from pfedafm_jax.presets import with_preset
 from pfedafm_jax.results import Run
 from pfedafm_jax.tasks import Task
 
@@ -61,7 +60,7 @@ class Scale:
     gammas: tuple[float, ...] = numbers.GAMMAS
     mix_learning_rates: tuple[float, ...] = numbers.MIX_LEARNING_RATES
     mix_seeds: tuple[int, ...] = tuple(range(numbers.MIX_SEEDS))
-    target: Mapping[str, float] = field(default_factory=lambda: TARGET_ACCURACY)
+    target: Mapping[str, float] = field(default_factory=lambda: numbers.TARGET_ACCURACY)
 
 
 def _as_in_the_file(config: Config, num_clients: int) -> Config:
@@ -71,6 +70,12 @@ def _as_in_the_file(config: Config, num_clients: int) -> Config:
 def _full(config: Config, num_clients: int) -> Config:
     chosen = {"local_epochs": 4, "flip": True, "crop": True}  # experiments/results/epochs.md
     return dataclasses.replace(config, num_clients=num_clients, **chosen)
+
+
+def _as_in_the_paper(config: Config, num_clients: int) -> Config:
+    participation = numbers.COLUMNS[num_clients]
+    config = with_preset(config, "paper")
+    return dataclasses.replace(config, num_clients=num_clients, participation=participation)
 
 
 def _smoke(config: Config, num_clients: int) -> Config:
@@ -135,8 +140,8 @@ SCALES = {
             "paper",
             "the paper's settings, E = 10, learning rate 0.01, its columns of N and C, all points",
             dict.fromkeys(numbers.DATASETS, 500),
-            paper_scale,
-            columns=tuple(PAPER_COLUMNS),
+            _as_in_the_paper,
+            columns=tuple(numbers.COLUMNS),
         ),
     )
 }

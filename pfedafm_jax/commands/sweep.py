@@ -1,8 +1,8 @@
 """Settings chosen by held-out data: `pfedafm sweep --method fd --grid fd.gamma=0.1,1,10`.
 
-Without --grid it is the paper's own grid. A part of every client's training data is held out and
-takes the place of the test images, which are not used at all. Settings are ranked by the accuracy
-of all clients after the last round. best.toml is the result: pfedafm run --config …/best.toml
+A part of every client's training data is held out and takes the place of the test images, which
+are not used at all. Settings are ranked by the accuracy of all clients after the last round.
+best.toml is the result: pfedafm run --config …/best.toml
 """
 
 import argparse
@@ -34,20 +34,9 @@ from pfedafm_jax.tables import markdown, mean_and_deviation, percent
 from pfedafm_jax.tasks import ELSEWHERE, Task, find_existing
 
 HELD_OUT = 0.1  # fraction of each client's training data, by default
-PAPER_GRID = {
-    "batch_size": (64, 128, 256, 512),
-    "local_epochs": (1, 10),
-    "learning_rate": (0.01,),
-    "pfedafm.mix_learning_rate": (0.001, 0.01, 0.1, 1.0),
-}
 Grid = dict[str, tuple[Any, ...]]  # setting, `fd.gamma` for one of a method, → values
 Point = dict[str, Any]  # setting → value
 Score = dict[str, Any]  # an entry of `sweep.json`
-
-
-def paper_grid(method: str) -> Grid:
-    """The paper's grid for this method."""
-    return {n: v for n, v in PAPER_GRID.items() if "." not in n or n.startswith(f"{method}.")}
 
 
 def parse_grid(words: Sequence[str]) -> Grid:
@@ -178,7 +167,7 @@ def write(base: Path, given: Config, scores: Sequence[Score], about: str) -> Non
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--grid", action="append", default=[], metavar="SETTING=A,B,…",
-        help="values of a setting; may be repeated (default: the paper's grid)")  # fmt: skip
+        help="values of a setting; may be repeated")  # fmt: skip
     add("--seeds", default="", metavar="0,1,…", help="several seeds: the choice is by their mean")
     add("--drop-checkpoints", action="store_true", help="remove those of a run that is finished")
 
@@ -188,7 +177,9 @@ def main(argv: list[str]) -> int:
     more = options.more
     if more.coordinator is not None:
         raise bad("coordinator", more.coordinator, "nothing: a sweep is run by one process")
-    grid = parse_grid(more.grid) if more.grid else paper_grid(given.method)
+    if not more.grid:
+        raise bad("grid", None, "SETTING=VALUE,VALUE,… once or more, like batch_size=64,512")
+    grid = parse_grid(more.grid)
     for name in grid:
         _check_matters(name, grid, given)
     asked = [spelled(word).partition("=")[0] for word in argv]

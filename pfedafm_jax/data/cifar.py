@@ -1,16 +1,17 @@
-"""CIFAR-10 and CIFAR-100: their files, sizes, and the sha256 that every copy must have.
+"""CIFAR-10 and CIFAR-100: the official files, their digests, and the arrays in them.
 
-The official files are read as bytes. Those of the `python` version are pickles, which can execute
-anything, so they are only scanned for images and labels and never unpickled. The result is used
-only if its sha256 are the official ones.
+A file is read only after its digest has been found to be the official one. That makes it safe to
+unpickle the files of the `python` version, and a damaged download is named before it is unpacked.
+Whatever the arrays come from, they are used only if their own sha256 are the official ones.
 """
 
 import hashlib
-import pickletools
+import pickle
 import tarfile
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +21,6 @@ from pfedafm_jax.files import read_bytes, reading
 IMAGE_SIZE = 32
 IMAGE_BYTES = 3 * IMAGE_SIZE * IMAGE_SIZE
 HOMEPAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
-MAX_BYTES = 2**30  # of a file or an archive unpacked; CIFAR has 186 MB
 
 
 class Arrays(NamedTuple):
@@ -37,24 +37,13 @@ class Arrays(NamedTuple):
 
 @dataclass(frozen=True)
 class Archive:
-    """One official download: `folder/` inside `file` holds `train_files` and `test_files`."""
+    """A published .tar or .tar.gz archive, and the files of it that are read."""
 
     file: str
     num_bytes: int
     sha256: str
-    folder: str
-    train_files: tuple[str, ...]
-    test_files: tuple[str, ...]
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Training files first."""
-        return self.train_files + self.test_files
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """Names inside the archive."""
-        return tuple(f"{self.folder}/{name}" for name in self.files)
+    folder: str  # inside the archive
+    files: tuple[str, ...]  # inside that folder; of CIFAR the test file comes last
 
 
 @dataclass(frozen=True)
@@ -65,25 +54,11 @@ class Cifar:
     num_classes: int
     python: Archive
     binary: Archive
+    python_md5: dict[str, str]  # by file, of the python archive once it is unpacked
     label_key: bytes  # of the labels in the official pickles
     label_bytes: int  # in front of an image in the binary files; the last one is the label
     sums: tuple[str, str, str, str]  # SHA-256 over the bytes of the four uint8 `Arrays`
     class_names: tuple[str, ...]
-
-    @property
-    def archives(self) -> tuple[Archive, Archive]:
-        """The two official downloads."""
-        return self.python, self.binary
-
-
-def _archive(classes: int, form: str, num_bytes: int, sha256: str) -> Archive:
-    """The official names: five training files in CIFAR-10, one in CIFAR-100."""
-    end = ".bin" if form == "binary" else ""
-    folder = f"cifar-10-batches-{'bin' if end else 'py'}" if classes == 10 else f"cifar-100-{form}"
-    train = [f"data_batch_{number}" for number in range(1, 6)] if classes == 10 else ["train"]
-    test = ("test_batch" if classes == 10 else "test") + end
-    file = f"cifar-{classes}-{form}.tar.gz"
-    return Archive(file, num_bytes, sha256, folder, tuple(name + end for name in train), (test,))
 
 
 CIFAR10_CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
@@ -100,12 +75,42 @@ wardrobe whale willow_tree wolf woman worm
 CIFAR10 = Cifar(
     name="cifar10",
     num_classes=10,
-    python=_archive(
-        10, "python", 170498071, "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
+    python=Archive(
+        file="cifar-10-python.tar.gz",
+        num_bytes=170498071,
+        sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+        folder="cifar-10-batches-py",
+        files=(
+            "data_batch_1",
+            "data_batch_2",
+            "data_batch_3",
+            "data_batch_4",
+            "data_batch_5",
+            "test_batch",
+        ),
     ),
-    binary=_archive(
-        10, "binary", 170052171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
+    binary=Archive(
+        file="cifar-10-binary.tar.gz",
+        num_bytes=170052171,
+        sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        folder="cifar-10-batches-bin",
+        files=(
+            "data_batch_1.bin",
+            "data_batch_2.bin",
+            "data_batch_3.bin",
+            "data_batch_4.bin",
+            "data_batch_5.bin",
+            "test_batch.bin",
+        ),
     ),
+    python_md5={
+        "data_batch_1": "c99cafc152244af753f735de768cd75f",
+        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+        "data_batch_4": "634d18415352ddfa80567beed471001a",
+        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        "test_batch": "40351d587109b95175f43aff81a1287e",
+    },
     label_key=b"labels",
     label_bytes=1,
     sums=(
@@ -119,12 +124,24 @@ CIFAR10 = Cifar(
 CIFAR100 = Cifar(
     name="cifar100",
     num_classes=100,
-    python=_archive(
-        100, "python", 169001437, "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"
+    python=Archive(
+        file="cifar-100-python.tar.gz",
+        num_bytes=169001437,
+        sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+        folder="cifar-100-python",
+        files=("train", "test"),
     ),
-    binary=_archive(
-        100, "binary", 168513733, "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"
+    binary=Archive(
+        file="cifar-100-binary.tar.gz",
+        num_bytes=168513733,
+        sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+        folder="cifar-100-binary",
+        files=("train.bin", "test.bin"),
     ),
+    python_md5={
+        "train": "16019d7e3df5f24257cddd939b257f8d",
+        "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    },
     label_key=b"fine_labels",
     label_bytes=2,
     sums=(
@@ -162,95 +179,79 @@ def check_sums(cifar: Cifar, arrays: Arrays, source: str) -> None:
 # ----------------------------------------------------------------------------------- official files
 
 
-def read_official(cifar: Cifar, path: Path) -> Arrays:
-    """The four arrays from an official .tar.gz archive, or from the folder it unpacks to."""
-    if path.is_dir():
-        found = next(a for a in cifar.archives if any((path / name).is_file() for name in a.files))
-        content = {name: read_regular(path / name) for name in found.files}
-        place = f"{path}/"
-    else:
-        what = f"an official archive of {cifar.name} ({cifar.python.file} or {cifar.binary.file})"
-        members = read_tar(path, what, *(one.members for one in cifar.archives))
-        found = next(one for one in cifar.archives if one.members[0] in members)
-        content = {name.rsplit("/", 1)[1]: data for name, data in members.items()}
-        place = f"{path}: {found.folder}/"
-    read = _from_pickle if found is cifar.python else _from_binary
-    parts: list[np.ndarray] = []
-    for files in (found.train_files, found.test_files):
-        arrays = [read(cifar, content[name], place + name) for name in files]
-        parts += map(np.concatenate, zip(*arrays, strict=True))
-    return Arrays(*parts)
+def read_official_archive(cifar: Cifar, path: Path) -> Arrays:
+    """The four arrays from one of the two official archives, whatever its file is called."""
+    archive, content = read_archive(path, cifar.python, cifar.binary)
+    return _arrays(cifar, archive, content)
 
 
-def read_regular(path: Path) -> bytes:
-    """All bytes of a file; a pipe or device, which may never end, is refused."""
-    with naming(f"{path}: cannot be read"):
-        size = path.stat().st_size  # raises where there is nothing
-        if size > MAX_BYTES:
-            raise PfedafmError(f"{path}: over {MAX_BYTES} bytes, which no file of CIFAR has")
-        return read_bytes(path)
+def read_official_folder(cifar: Cifar, folder: Path) -> Arrays:
+    """The four arrays from the folder that the official python archive unpacks to."""
+    content: dict[str, bytes] = {}
+    for file, official_md5 in cifar.python_md5.items():
+        path = folder / file
+        with naming(f"{path}: cannot be read"):
+            content[file] = read_bytes(path)
+        md5 = hashlib.md5(content[file], usedforsecurity=False).hexdigest()
+        if md5 != official_md5:
+            raise PfedafmError(
+                f"{path}: not the official file (md5 {md5}, expected {official_md5}). Unpack "
+                f"{cifar.python.file} again, or download it from {HOMEPAGE}"
+            )
+    return _arrays(cifar, cifar.python, content)
 
 
-def read_tar(path: Path, what: str, *choices: tuple[str, ...]) -> dict[str, bytes]:
-    """Files of an archive by name: those of the first of `choices` of which it has any file.
+def read_archive(path: Path, *accepted: Archive) -> tuple[Archive, dict[str, bytes]]:
+    """Which of the accepted archives a file is, by its sha256, and the content of its files by name.
 
-    Nothing is written to disk, whatever else the archive contains. `what` it should be is part of
-    the error if it is something else.
+    Nothing is unpacked, on disk or in memory, of a file with another sha256.
     """
-    whole = f"{path}: not a complete .tar.gz archive; download it again"
-    with naming(whole), reading(path) as file, tarfile.open(fileobj=file) as tar:
-        members, total, content = {}, 0, {}
-        for member in tar:
-            members[member.name] = member
-            total += member.size
-            if total > MAX_BYTES:
-                raise PfedafmError(f"{path}: not {what}, it unpacks to over {MAX_BYTES} bytes")
-        names = next((names for names in choices if members.keys() & set(names)), None)
-        if names is None:
-            raise PfedafmError(f"{path}: not {what}, it holds none of the files of one")
-        for name in names:
-            if name not in members:
-                raise PfedafmError(f"{path}: {name} is missing from the archive. Download it again")
-            stream = tar.extractfile(members[name]) if members[name].isreg() else None
-            if stream is None:
-                raise PfedafmError(f"{path}: {name} is not a regular file")
-            content[name] = stream.read()
-        return content
+    with naming(f"{path}: cannot be read"), reading(path) as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        num_bytes = file.tell()
+        archive = next((archive for archive in accepted if archive.sha256 == sha256), None)
+        if archive is None:
+            names = " or ".join(archive.file for archive in accepted)
+            sums = " or ".join(
+                f"{archive.num_bytes} bytes, sha256 {archive.sha256}" for archive in accepted
+            )
+            raise PfedafmError(
+                f"{path}: not the published {names} ({num_bytes} bytes, sha256 {sha256}; expected "
+                f"{sums}). Download it again"
+            )
+        file.seek(0)
+        content: dict[str, bytes] = {}
+        with tarfile.open(fileobj=file) as tar:
+            for member in tar:
+                folder, _, name = member.name.rpartition("/")
+                if folder == archive.folder and name in archive.files:
+                    content[name] = tar.extractfile(member).read()  # pyright: ignore[reportOptionalMemberAccess]
+    return archive, content
 
 
-def _from_binary(cifar: Cifar, content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Records of `label_bytes` labels, then 3072 bytes: red plane, green plane, blue plane."""
-    record, num = cifar.label_bytes + IMAGE_BYTES, len(content)
-    if not content or num % record:
-        raise PfedafmError(f"{where}: {num} bytes is not a whole number of {record}-byte records")
-    rows = np.frombuffer(content, np.uint8).reshape(-1, record)
-    return _channels_last(rows[:, cifar.label_bytes :]), rows[:, cifar.label_bytes - 1]
+def _arrays(cifar: Cifar, archive: Archive, content: dict[str, bytes]) -> Arrays:
+    """The four arrays from the content of an archive's files."""
+    read = _from_pickle if archive is cifar.python else _from_binary
+    *train, test = (read(cifar, content[file]) for file in archive.files)
+    train_images = np.concatenate([images for images, _ in train])
+    train_labels = np.concatenate([labels for _, labels in train])
+    return Arrays(train_images, train_labels, *test)
 
 
-_RAW = ("BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8")
-_OF_LISTS = ("EMPTY_LIST", "MARK", "APPEND", "APPENDS", "BINPUT", "LONG_BINPUT", "MEMOIZE", "FRAME")
+def _from_binary(cifar: Cifar, content: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Images [num, 32, 32, 3] and labels [num] from rows of label bytes and three colour planes."""
+    rows = np.frombuffer(content, np.uint8).reshape(-1, cifar.label_bytes + IMAGE_BYTES)
+    return channels_last(rows[:, cifar.label_bytes :]), rows[:, cifar.label_bytes - 1]
 
 
-def _from_pickle(cifar: Cifar, content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """The longest byte string is the images; the small integers after the labels' key are the
-    labels. The pickle's opcodes are listed, never executed."""
-    images, labels, inside = b"", [], False
-    with naming(f"{where}: damaged pickle"):
-        for code, argument, _ in pickletools.genops(content):
-            if code.name in _RAW:
-                raw: Any = argument.encode("latin-1") if isinstance(argument, str) else argument
-                images, inside = max(images, raw, key=len), raw == cifar.label_key
-            elif code.name == "BININT1" and inside:
-                labels.append(argument)
-            elif code.name not in _OF_LISTS:
-                inside = False
-    if not labels or len(images) != len(labels) * IMAGE_BYTES:
-        found = f"{len(labels)} labels and {len(images)} bytes of images"
-        raise PfedafmError(f"{where}: {found}; it is no official file")
-    planes = np.frombuffer(images, np.uint8).reshape(-1, IMAGE_BYTES)
-    return _channels_last(planes), np.array(labels, np.uint8)
+def _from_pickle(cifar: Cifar, content: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Images [num, 32, 32, 3] and labels [num] from a pickle whose digest is the official one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy deprecates how Python 2 wrote its types
+        batch = pickle.loads(content, encoding="bytes")
+    return channels_last(batch[b"data"]), np.array(batch[cifar.label_key], np.uint8)
 
 
-def _channels_last(planes: np.ndarray) -> np.ndarray:
+def channels_last(planes: np.ndarray) -> np.ndarray:
     """uint8 [num, 3072] of colour planes to [num, 32, 32, 3]."""
     return planes.reshape(-1, 3, IMAGE_SIZE, IMAGE_SIZE).transpose(0, 2, 3, 1)

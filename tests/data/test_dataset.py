@@ -5,13 +5,13 @@ import io
 import json
 import os
 import struct
+import sys
 import zlib
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import as_tfrecord
 from PIL import Image
 
 from pfedafm_jax.config import Config
@@ -228,7 +228,7 @@ def test_any_dataset_that_tfds_has_prepared(tmp_path):
     assert load_dataset("tfds:shades", tmp_path, image_size=8).image_shape == (8, 8, 1)
     with pytest.raises(PfedafmError, match=r"1\.0\.0 has the dataset shades, not mnist"):
         load_dataset("tfds:mnist", tmp_path / "shades" / "1.0.0")
-    with pytest.raises(PfedafmError, match=r"not prepared in .*tfds build absent .*--data-dir"):
+    with pytest.raises(PfedafmError, match=r"not prepared in .*tfds.builder\('absent'.*--data-dir"):
         load_dataset("tfds:absent", tmp_path, offline=True)
     with pytest.raises(PfedafmError, match="TFDS has no dataset 'absent'"):
         load_dataset("tfds:absent", tmp_path, log=lambda line: None)
@@ -241,21 +241,59 @@ def test_any_dataset_that_tfds_has_prepared(tmp_path):
         pipe.unlink()
 
 
-def test_damaged_tfrecords_are_named(tmp_path):
+def test_damaged_array_records_are_named(tmp_path):
     images, labels = digits()
     prepared_tfds(tmp_path, images, labels)
-    as_tfrecord(tmp_path / "shades" / "1.0.0")
-    assert load_dataset("tfds:shades", tmp_path).num_train == 50
-    path = next(tmp_path.glob("shades/1.0.0/*-train.tfrecord*"))
+    path = next(tmp_path.glob("shades/1.0.0/*-train.array_record*"))
     content = path.read_bytes()
-    first = int.from_bytes(content[:8], "little") + 16  # where the first record ends
-    for damaged in (0, 5, 40, first - 20):
-        path.write_bytes(content[:damaged] + bytes([content[damaged] ^ 1]) + content[damaged + 1 :])
-        with pytest.raises(PfedafmError, match=f"{path.name}: (damaged between bytes|cut short)"):
+    for damaged in (b"", content[:-5], content[: len(content) // 2]):
+        path.write_bytes(damaged)
+        with pytest.raises(PfedafmError, match="tfds:shades in "):
             load_dataset("tfds:shades", tmp_path)
-    path.write_bytes(content[first:])
-    with pytest.raises(PfedafmError, match="has 49 images in train, and says 50"):
-        load_dataset("tfds:shades", tmp_path)
+
+
+SPY = "open('the-spy-was-here', 'w').close()"
+EVIL = "evil_features.Spy"
+ORDINARY = "tensorflow_datasets.core.features.features_dict.FeaturesDict"
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        {"pythonClassName": EVIL},
+        {"python_class_name": EVIL},
+        {"type": EVIL, "content": {}},
+        {"pythonClassName": ORDINARY, "featuresDict": {"features": {"x": {"pythonClassName": EVIL}}}},
+        {"pythonClassName": ORDINARY, "jsonFeature": {"json": json.dumps({"x": {"type": EVIL, "content": {}}})}},
+        {"type": ORDINARY, "content": {"x": {"type": EVIL, "content": {}}}},
+        {"type": ORDINARY, "proto_cls": "tensorflow_datasets.FeaturesDict",
+         "content": json.dumps({"features": {"x": {"pythonClassName": EVIL}}})},
+    ],
+    ids=["camel case", "snake case", "older", "nested", "as text", "older, nested", "older, as text"],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["tfds:shades", "tfds:shades:1.0.0", "cifar10"])
+def test_a_prepared_folder_cannot_name_code_that_tfds_would_run(
+    name, features, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "evil_features", raising=False)
+    (tmp_path / "evil_features.py").write_text(SPY)
+    dataset, version = ("cifar10", "3.0.2") if name == "cifar10" else ("shades", "1.0.0")
+    folder = tmp_path / "tfds" / dataset / version
+    folder.mkdir(parents=True)
+    about = {"name": dataset, "version": version, "fileFormat": "array_record"}
+    (folder / "dataset_info.json").write_text(json.dumps(about))
+    (folder / "features.json").write_text(json.dumps(features))
+    with pytest.raises(PfedafmError) as caught:
+        load_dataset(name, tmp_path / "tfds", log=lambda line: None)
+    assert not (tmp_path / "the-spy-was-here").exists()
+    if ":1.0.0" in name:  # no such folder, and nothing of TFDS's own
+        assert "TFDS has no dataset" in str(caught.value)
+    else:
+        accepted = "accepted: TFDS's own features (tensorflow_datasets.core.features."
+        for said in (str(folder / "features.json"), f"names the class {EVIL}", accepted):
+            assert said in str(caught.value)
 
 
 def test_own_arrays_grey_of_any_size():
