@@ -103,44 +103,48 @@ class TensorBoard(Observer):
 
     def __init__(self) -> None:
         # Imported here, since tensorboardX loads PyTorch if it is installed, which takes seconds.
-        self._summary: Any = importlib.import_module("tensorboardX.summary")
-        self._proto: Any = importlib.import_module("tensorboardX.proto.event_pb2")
-        # Not its SummaryWriter, whose thread dies on a full disk and leaves the run waiting.
-        self._files: Any = importlib.import_module("tensorboardX.event_file_writer")
+        self._tensorboard: Any = importlib.import_module("tensorboardX")
         self._writer: Any = None
 
     def start(self, run_dir: Path, config: dict[str, Any], past: Sequence[Observation]) -> None:
         old = list(run_dir.glob(self.PATTERN))
-        for path in old if not past else ():  # of the run that this one replaces
-            path.unlink()
-        suffix = f".{time.time_ns()}.pfedafm"  # two starts within a second are two files
-        self._writer = self._files.EventsWriter(str(run_dir / "events"), suffix)
-        event = self._proto.Event(wall_time=time.time(), step=len(past) + 1)
-        event.session_log.status = self._proto.SessionLog.START
-        self._writer.write_event(event)
-        for row in past if not old else ():
-            self._write(row)
-        self._writer.flush()
+        if not past:  # of the run that this one replaces
+            for path in old:
+                path.unlink()
+        # The last round may not have reached the disk when the process was killed.
+        again = past[-1:] if old else past
+        self._writer = self._tensorboard.SummaryWriter(
+            str(run_dir),
+            purge_step=len(past) - len(again) + 1,
+            max_queue=0,  # unlimited: its thread dies on a full disk, and a full queue would wait
+            flush_secs=1,
+            filename_suffix=f".{time.time_ns()}.pfedafm",  # two starts in a second are two files
+        )
+        for observation in again:
+            self.round(observation)
 
     def round(self, observation: Observation) -> None:
-        self._write(observation)
-        self._writer.flush()
+        number = observation.record.round
+        for tag, value in scalars(observation.record).items():
+            self._writer.add_scalar(tag, value, number)
+        for tag, values in histograms(observation).items():
+            are_shares = values.min() >= 0 and values.max() <= 1
+            bins = np.linspace(0, 1, BUCKETS + 1) if are_shares else BUCKETS  # the same each round
+            self._writer.add_histogram(tag, values, number, bins)
+        self._writer.flush()  # raises if the disk is full
+
+    def finish(self, summary: Summary) -> None:
+        self._writer.close()
 
     def close(self) -> None:
-        if self._writer is not None:
+        if self._writer is None:
+            return
+        try:
             self._writer.close()
-            self._writer = None
-
-    def _write(self, observation: Observation) -> None:
-        """Writes a round as one event, so that it is complete or absent after a crash."""
-        event = self._proto.Event(wall_time=time.time(), step=observation.record.round)
-        for tag, value in scalars(observation.record).items():
-            event.summary.MergeFrom(self._summary.scalar(tag, value))
-        for tag, values in histograms(observation).items():
-            shares = values.min() >= 0 and values.max() <= 1  # buckets that all rounds have
-            bins = np.linspace(0, 1, BUCKETS + 1) if shares else BUCKETS
-            event.summary.MergeFrom(self._summary.histogram(tag, values, bins))
-        self._writer.write_event(event)
+        except OSError:
+            # A full disk has been told of; tensorboardX would try again when Python exits.
+            self._writer.file_writer.event_writer.close = lambda: None
+        self._writer = None
 
 
 class WeightsAndBiases(Observer):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_observers import shown
 from tiny_command import end, rows
 from tiny_command import start as command
 
@@ -156,6 +157,20 @@ def test_a_full_disk_is_told_and_the_run_resumes_when_there_is_space(small_disk,
     assert code == 0 and "resumed after round" in out and "skipped" not in out, out + err
     assert end(command(tmp_path / "whole", "--rounds", str(done + 5)))[0] == 0
     assert_same_run(place / "run", tmp_path / "whole")
+
+
+@pytest.mark.faults
+def test_a_full_disk_is_told_beside_tensorboard_and_no_round_is_shown_twice(small_disk):
+    place, enlarge = small_disk
+    words = "--rounds", "400", "--tensorboard", "--checkpoint-every", "100"
+    code, _, err = end(command(place / "run", *words))
+    assert code == 1 and "no space left on the disk" in err and "Free some" in err, (code, err)
+    done = len(rows(place / "run"))
+    enlarge()
+    code, out, err = end(command(place / "run", "--rounds", str(done + 5), *words[2:]))
+    assert code == 0, out + err
+    steps = [step for step, _ in shown(place / "run")[0]["loss"]]
+    assert steps == list(range(1, done + 6))
 
 
 @pytest.mark.faults

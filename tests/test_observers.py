@@ -152,6 +152,16 @@ def test_a_run_that_starts_over_replaces_what_tensorboard_had(tmp_path):
     assert list(distributions) == ["d"] and distributions["d"][0][1].num == 1  # what is finite
 
 
+def test_a_last_round_that_was_lost_with_the_process_is_written_again(tmp_path):
+    board = TensorBoard()
+    for past, new in (([], ROWS[:1]), (ROWS[:2], ROWS[2:4])):  # the second round is in no file
+        board.start(tmp_path, {}, past)
+        for row in new:
+            board.round(row)
+        board.close()
+    assert [step for step, _ in shown(tmp_path)[0]["loss"]] == [1, 2, 3, 4]
+
+
 def pretended(mode="online", known=0):
     """A module that does what we use of wandb; `known` is how many rounds the server has."""
     module = types.SimpleNamespace(inits=[], logs=[], logins=0, finished=[], summary={})
