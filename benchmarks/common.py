@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from pfedafm_jax.base.errors import PfedafmError, bad, naming
+from pfedafm_jax.base.version import own_version
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Dataset, Partition
-from pfedafm_jax.errors import PfedafmError, naming
-from pfedafm_jax.files import own_version
 from pfedafm_jax.kernels.build import processor
-from pfedafm_jax.settings import bad
 
 ROOT = Path(__file__).parent.parent
 console = Console(highlight=False, soft_wrap=False)

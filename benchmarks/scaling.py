@@ -23,11 +23,10 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from pfedafm_jax import figures, plots
+from pfedafm_jax.base.errors import PfedafmError, bad, known
 from pfedafm_jax.cli import guarded
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Partition
-from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.settings import bad, known
 from pfedafm_jax.splits import load_data
 
 TITLES = {"N": "clients, N", "K": "participants a round, K", "E": "local epochs, E"}

@@ -31,7 +31,7 @@ from paper.by_client import (
 from paper.by_seed import OURS
 
 from pfedafm_jax import PfedafmError, cli, figures, plots
-from pfedafm_jax.files import write_atomically
+from pfedafm_jax.base.files import write_atomically
 from pfedafm_jax.progress import console
 from pfedafm_jax.results import Run, differing, read_runs
 from pfedafm_jax.tables import human, markdown, percent

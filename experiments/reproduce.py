@@ -11,12 +11,12 @@ from paper.outcome import lengths
 from paper.study import SCALES, Found, Scale, Study, estimator, name_of
 
 from pfedafm_jax import cli, setup_devices
+from pfedafm_jax.base.errors import bad, known
+from pfedafm_jax.base.files import check_writable
 from pfedafm_jax.methods import chosen_methods
 from pfedafm_jax.progress import console, in_words, print_table
-from pfedafm_jax.records import check_writable
 from pfedafm_jax.results import Run
 from pfedafm_jax.runs import run_all
-from pfedafm_jax.settings import bad, known
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.tasks import Task, find_existing
 

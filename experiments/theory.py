@@ -19,17 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pfedafm_jax.base.errors import PfedafmError, bad
+from pfedafm_jax.base.files import Log
 from pfedafm_jax.config import Config
 from pfedafm_jax.data.augment import normalise
 from pfedafm_jax.engine import Programs, draw_participants
 from pfedafm_jax.engine.visit import client_key
-from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.files import Log
 from pfedafm_jax.methods.pfedafm import PFedAFM, mix_features
 from pfedafm_jax.models import Architecture
 from pfedafm_jax.reference import plain
-from pfedafm_jax.settings import bad
 from pfedafm_jax.training import cross_entropy
 
 Tree = Any

@@ -9,6 +9,7 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a cache that is read-only
 
+from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import (
     Dataset,
@@ -19,7 +20,6 @@ from pfedafm_jax.data import (
     token_ids,
 )
 from pfedafm_jax.engine import Devices, setup_devices
-from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.export import export_client, load_client
 from pfedafm_jax.methods import method_names, register_method

@@ -19,8 +19,8 @@ COMMANDS = {
 
 
 def main() -> None:
+    from pfedafm_jax.base.errors import bad, known
     from pfedafm_jax.cli import guarded
-    from pfedafm_jax.settings import bad, known
 
     def command(argv: list[str]) -> int:
         if not argv or argv[0] in ("-h", "--help"):

@@ -26,12 +26,13 @@ import jax
 import numpy as np
 
 from pfedafm_jax import checkpoint_files as files
-from pfedafm_jax.checkpoint_files import Leaves, Manifest, Tree, name_of, part_of
+from pfedafm_jax.base import trees
+from pfedafm_jax.base.errors import START_OVER, PfedafmError, storage_error
+from pfedafm_jax.base.files import write_atomically
+from pfedafm_jax.base.trees import Leaves, by_path, num_bytes
+from pfedafm_jax.checkpoint_files import Manifest, Tree, name_of, part_of
 from pfedafm_jax.engine import Processes, State
 from pfedafm_jax.engine.processes import lost_process
-from pfedafm_jax.errors import START_OVER, PfedafmError, storage_error
-from pfedafm_jax.files import write_atomically
-from pfedafm_jax.pytrees import by_path, num_bytes
 
 BLOCK_BYTES = 2**30  # clients are copied and written in blocks of this size
 
@@ -98,7 +99,7 @@ class Checkpoints:
         for part in manifest["parts"]:
             sizes.append(0)
             for group, clients, states in files.read_clients(self.folder / name_of(part)):
-                states = files.fitted(store.start(group), states, len(clients))
+                states = trees.fitted(store.start(group), states, len(clients))
                 for row, client in enumerate(clients.tolist()):
                     if client < 0:
                         continue
@@ -109,7 +110,7 @@ class Checkpoints:
                         store.write(client, jax.tree.map(lambda leaf, row=row: leaf[row], states))
         store.changed[:] = False
         self.chain = Chain(tuple(manifest["parts"]), sizes[0] if sizes else 0, sum(sizes[1:]))
-        server = files.fitted(jax.device_get(state.server), run.get("server", {}))
+        server = trees.fitted(jax.device_get(state.server), run.get("server", {}))
 
         def put(new: np.ndarray, old: Any) -> jax.Array:
             return jax.device_put(new, getattr(old, "sharding", None))
@@ -178,8 +179,8 @@ class Checkpoints:
             self.chain = Chain((*self.chain.parts, number), first, later)
         self._last, store.changed[:] = number, False
         run: dict[str, Tree] = {
-            "server": files.filled(files.named(jax.device_get(state.server))),
-            "arrays": {"round": np.array(number), **files.filled(arrays)},
+            "server": trees.filled(trees.named(jax.device_get(state.server))),
+            "arrays": {"round": np.array(number), **trees.filled(arrays)},
             "details": np.frombuffer(json.dumps(details).encode(), np.uint8),
         }
         manifest = {"format": files.FORMAT, "round": number, "score": score, **self.identity}
@@ -206,7 +207,7 @@ class Checkpoints:
                 members = block[store.groups[block] == group]
                 if self._processes:
                     members = self._processes.kept_rows(members)
-                states = files.filled(by_path(store.read(int(group), members)))
+                states = trees.filled(by_path(store.read(int(group), members)))
                 rows = {"clients": members, "states": states}
                 join = self._processes.joined if self._processes else np.asarray
                 tree[str(group)] = jax.tree.map(join, rows)

@@ -16,13 +16,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from pfedafm_jax.errors import START_OVER, PfedafmError, disk_is_full
-from pfedafm_jax.files import read_bytes, reading
-from pfedafm_jax.pytrees import by_path
-from pfedafm_jax.records import digest
+from pfedafm_jax.base.errors import PfedafmError, disk_is_full
+from pfedafm_jax.base.files import digest, read_bytes, reading
+from pfedafm_jax.base.trees import Leaves
 
 Tree = Any
-Leaves = dict[str, np.ndarray]  # by their path, `header.kernel`
 Manifest = dict[str, Any]
 
 FORMAT = 2
@@ -87,28 +85,6 @@ def remove(path: Path) -> None:
     """Removes a folder, complete or partial."""
     shutil.rmtree(path, ignore_errors=True)
     shutil.rmtree(path.with_name(f"{path.name}.orbax-checkpoint-tmp"), ignore_errors=True)
-
-
-def named(tree: Tree) -> Leaves:
-    """Copies of the leaves by path (the tree's own may be changed or donated later)."""
-    return {name: np.array(leaf) for name, leaf in by_path(tree).items()}
-
-
-def fitted(template: Tree, leaves: Leaves, rows: int | None = None) -> Tree:
-    """A tree like `template` (with a leading axis of `rows`) from leaves by path; raises if a leaf
-    does not fit."""
-    front = () if rows is None else (rows,)
-    expected = {n: ((*front, *np.shape(x)), x.dtype) for n, x in by_path(template).items()}
-    found = {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
-    if found != {name: entry for name, entry in expected.items() if 0 not in entry[0]}:
-        raise PfedafmError(f"the checkpoint was written for other networks; {START_OVER}")
-    whole = leaves | {name: np.zeros(*one) for name, one in expected.items() if 0 in one[0]}
-    return jax.tree.unflatten(jax.tree.structure(template), [whole[name] for name in expected])
-
-
-def filled(leaves: Leaves) -> Leaves:
-    """Without arrays of size zero, which Orbax does not accept."""
-    return {name: leaf for name, leaf in leaves.items() if leaf.size}
 
 
 def _orbax() -> Any:

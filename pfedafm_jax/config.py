@@ -15,11 +15,11 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from pfedafm_jax.base.errors import PfedafmError, bad, known, suggestion
+from pfedafm_jax.base.files import read_bytes
 from pfedafm_jax.data.dataset import Dataset, check_name
 from pfedafm_jax.data.partition import PARTITIONS, Protocol
 from pfedafm_jax.data.shares import GAMMA_RANGE
-from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.files import read_bytes
 from pfedafm_jax.models import extractor_names
 from pfedafm_jax.settings import (
     Count,
@@ -27,13 +27,10 @@ from pfedafm_jax.settings import (
     MethodSettings,
     Positive,
     Rate,
-    bad,
     changed,
     check_settings,
-    known,
     plain,
     settings_of,
-    suggestion,
 )
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -194,7 +191,7 @@ class Config(Machine, Training, Clients, Data):
     4
     >>> Config(participation=0.001).check()  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    pfedafm_jax.errors.PfedafmError: participation = 0.001 cannot be used; accepted: at least 0.01...
+    pfedafm_jax.base.errors.PfedafmError: participation = 0.001 cannot be used; accepted: at least 0.01...
     """
 
     settings: tuple[MethodSettings, ...] = ()

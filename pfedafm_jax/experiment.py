@@ -11,11 +11,12 @@ import numpy as np
 import pandas as pd
 
 from pfedafm_jax import engine, kernels
+from pfedafm_jax.base.errors import START_OVER, PfedafmError
+from pfedafm_jax.base.files import Log
+from pfedafm_jax.base.version import own_version
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.engine import Devices, build
-from pfedafm_jax.errors import START_OVER, PfedafmError
-from pfedafm_jax.files import Log, own_version
 from pfedafm_jax.records import FORMAT, Record, Summary, mean, summarize
 from pfedafm_jax.reference import released
 from pfedafm_jax.results import Run, per_round

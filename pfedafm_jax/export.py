@@ -21,15 +21,12 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from pfedafm_jax import kernels
-from pfedafm_jax.checkpoint_files import fitted
+from pfedafm_jax.base.errors import PfedafmError, bad, naming
+from pfedafm_jax.base.files import check_writable, digest, read_bytes, write_atomically
+from pfedafm_jax.base.trees import by_path, fitted
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.deploy.states import States
 from pfedafm_jax.engine.devices import matmul_precision
-from pfedafm_jax.errors import PfedafmError, naming
-from pfedafm_jax.files import read_bytes, write_atomically
-from pfedafm_jax.pytrees import by_path
-from pfedafm_jax.records import check_writable, digest
-from pfedafm_jax.settings import bad
 from pfedafm_jax.tables import percent
 from pfedafm_jax.trained import CARD_FORMAT, TrainedClient, model_of
 

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.initialisers import initialisers
 
 GROUP = 8  # channels that are normalised together

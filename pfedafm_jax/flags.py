@@ -6,10 +6,10 @@ from functools import partial
 from textwrap import fill, shorten
 from typing import Any, NoReturn
 
+from pfedafm_jax.base.errors import PfedafmError, suggestion
 from pfedafm_jax.config import GROUPS, METHOD_SETTINGS, Config
-from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.models import extractor_names
-from pfedafm_jax.settings import Setting, settings_of, suggestion
+from pfedafm_jax.settings import Setting, settings_of
 
 ALIASES = {
     "lr": "learning-rate", "epochs": "local-epochs", "batch": "batch-size", "bs": "batch-size",

@@ -3,8 +3,8 @@
 import json
 from collections.abc import Sequence
 
+from pfedafm_jax.base.errors import bad, suggestion
 from pfedafm_jax.results import Run, differing, matters
-from pfedafm_jax.settings import bad, suggestion
 
 
 def labels(runs: Sequence[Run]) -> list[str]:

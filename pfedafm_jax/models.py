@@ -20,13 +20,12 @@ from flax import nnx
 
 from pfedafm_jax import networks
 from pfedafm_jax import pretrained as weights
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.base.errors import PfedafmError, bad, known
+from pfedafm_jax.base.trees import num_values
 from pfedafm_jax.extractors import MLP, MobileNetSmall, ResNet
 from pfedafm_jax.initialisers import initialisers
 from pfedafm_jax.kernels import conv_pool
 from pfedafm_jax.kernels.layers import fast_layers
-from pfedafm_jax.pytrees import num_values
-from pfedafm_jax.settings import bad, known
 from pfedafm_jax.statistics import statistics_of, without_statistics
 
 Params = Any  # a pytree of arrays

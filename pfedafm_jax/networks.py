@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.errors import InvalidRngError, ModifyScopeVariableError
 
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.kernels.layers import hasten
 from pfedafm_jax.statistics import STATISTICS, statistics_of
 

@@ -6,11 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from pfedafm_jax.base.errors import PfedafmError, bad, whole
 from pfedafm_jax.data.pictures import read_pictures
 from pfedafm_jax.data.values import class_labels, standardised
 from pfedafm_jax.engine.state import client_start, start_number
-from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.settings import bad, whole
 from pfedafm_jax.single_client import SingleClient
 from pfedafm_jax.trained import TrainedClient, TrainedRun
 from pfedafm_jax.training import table_width

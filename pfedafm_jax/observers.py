@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.base.errors import PfedafmError
+from pfedafm_jax.base.files import Log, read_bytes, write_atomically
 from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.files import Log, read_bytes, write_atomically
 from pfedafm_jax.records import Record, Summary
 
 

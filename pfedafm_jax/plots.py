@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from pfedafm_jax import figures
+from pfedafm_jax.base.files import Log, write_atomically
 from pfedafm_jax.data.dataset import noun_of
 from pfedafm_jax.figures import BLACK, BLUE, COLOURS, GREEN, GREY, ORANGE, architecture_label
-from pfedafm_jax.files import Log, write_atomically
 from pfedafm_jax.labels import grouped
 from pfedafm_jax.results import Run
 from pfedafm_jax.tables import mean_and_deviation

@@ -5,8 +5,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.settings import bad
+from pfedafm_jax.base.errors import PfedafmError, bad
 
 
 def load_plugin(path: str | Path) -> None:

@@ -4,8 +4,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pfedafm_jax.base.errors import bad, known
 from pfedafm_jax.config import Config, read_toml, updated
-from pfedafm_jax.settings import bad, known
 
 
 @cache

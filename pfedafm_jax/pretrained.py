@@ -10,9 +10,9 @@ import numpy as np
 from flax import nnx
 from safetensors.numpy import load
 
-from pfedafm_jax.errors import PfedafmError, naming
-from pfedafm_jax.files import read_bytes
-from pfedafm_jax.pytrees import by_path
+from pfedafm_jax.base.errors import PfedafmError, naming
+from pfedafm_jax.base.files import read_bytes
+from pfedafm_jax.base.trees import by_path
 from pfedafm_jax.statistics import STATISTICS
 
 Tree = Any

@@ -15,7 +15,6 @@ import contextlib
 import hashlib
 import json
 import math
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -24,10 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from pfedafm_jax.base.errors import PfedafmError, reason
+from pfedafm_jax.base.files import _unusable, check_writable, read_bytes, write_atomically
 from pfedafm_jax.data import Partition
-from pfedafm_jax.errors import PfedafmError, reason
-from pfedafm_jax.files import read_bytes, write_atomically
-from pfedafm_jax.settings import bad
 
 try:
     import fcntl
@@ -183,33 +181,7 @@ def summarize(
     )
 
 
-def digest(content: Mapping[str, Any]) -> str:
-    """sha256 of a JSON object without its own `sha256`, independent of formatting."""
-    plain = {name: value for name, value in content.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
-
-
 # -------------------------------------------------------------------------------- the folder
-
-
-def _unusable(path: str | Path, accepted: str, why: str) -> PfedafmError:
-    return bad("run_dir", str(path), f"{accepted} ({why})")
-
-
-def check_writable(path: str | Path, setting: str = "run_dir") -> None:
-    """Raises if a folder cannot be created or written; creates nothing."""
-    place = Path(path).absolute()
-    try:
-        if "\0" in str(path).encode().decode():  # invalid text would fail later, in a library
-            raise ValueError("no name can hold a zero byte")
-        while not place.exists():
-            place = place.parent
-        # Permissions are not enough: root has all of them, and a disk may be read-only.
-        with tempfile.TemporaryFile(dir=place):
-            pass
-    except (OSError, ValueError) as error:
-        accepted = f"a folder that can be written ({reason(error)})"
-        raise bad(setting, str(path), accepted) from error
 
 
 class RunFolder:

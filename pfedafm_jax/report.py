@@ -14,13 +14,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pfedafm_jax import plots
+from pfedafm_jax.base.errors import bad, storage_error
+from pfedafm_jax.base.files import check_writable, read_bytes, write_atomically
 from pfedafm_jax.config import Config
-from pfedafm_jax.errors import storage_error
 from pfedafm_jax.figures import legend_below, rendered
-from pfedafm_jax.files import read_bytes, write_atomically
-from pfedafm_jax.records import check_writable
 from pfedafm_jax.results import Run, differing, flat, matters, read_runs
-from pfedafm_jax.settings import bad
 from pfedafm_jax.tables import COLUMNS, cells, human, means, over_seeds, percent
 
 Published = Callable[[dict[str, Any]], tuple[str, float | None] | None]

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from pfedafm_jax import plots
+from pfedafm_jax.base.errors import START_OVER, Interrupted, PfedafmError, storage_error
+from pfedafm_jax.base.files import Log
 from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.config import Machine
-from pfedafm_jax.errors import START_OVER, Interrupted, PfedafmError, storage_error
 from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.files import Log
 from pfedafm_jax.observers import Observer, observed
 from pfedafm_jax.progress import Progress, print_plan
 from pfedafm_jax.records import RunFolder

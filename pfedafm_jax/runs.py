@@ -14,20 +14,18 @@ from typing import Any
 import jax
 
 from pfedafm_jax import plots
+from pfedafm_jax.base.errors import START_OVER, Interrupted, bad
+from pfedafm_jax.base.files import Log, check_writable, write_atomically
 from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.engine import setup_devices
-from pfedafm_jax.errors import START_OVER, Interrupted
 from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.files import Log, write_atomically
 from pfedafm_jax.methods import chosen_methods, find_method, method_names
 from pfedafm_jax.observers import Observer
 from pfedafm_jax.progress import Progress, bold, console, print_summary, print_table
-from pfedafm_jax.records import check_writable
 from pfedafm_jax.results import Run, read_run
 from pfedafm_jax.rounds import load, train
-from pfedafm_jax.settings import bad
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.splits import load_data, split
 from pfedafm_jax.tables import COLUMNS, cells, markdown, over_seeds, table

@@ -9,13 +9,12 @@ command line. This module reads, checks and changes `Config` and every method's 
 
 import ast
 import dataclasses
-import difflib
 import inspect
 import itertools
 import math
 import textwrap
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from functools import cache
 from operator import ge, gt, le, lt
@@ -25,8 +24,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_ori
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 
-from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.pytrees import register
+from pfedafm_jax.base.errors import PfedafmError, bad, known, suggestion
+from pfedafm_jax.base.trees import register
 
 # Upper limits keep numbers within what 32-bit floats and the machine can hold.
 Rate = Annotated[float, Ge(0), Le(1e6)]
@@ -73,34 +72,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(value)
     return value.item() if isinstance(value, np.generic) else value
-
-
-def bad(setting: str, value: Any, accepted: str) -> PfedafmError:
-    """The error for a bad setting: its name, its value, what is accepted."""
-    return PfedafmError(f"{setting} = {value!r} cannot be used; accepted: {accepted}")
-
-
-def whole(setting: str, value: Any, limit: int, accepted: str) -> int:
-    """A whole number from 0 to below the limit, Python's or numpy's; raises for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < limit:
-        raise bad(setting, value, accepted)
-    return int(value)
-
-
-def suggestion(name: object, names: Iterable[str]) -> str:
-    """` (did you mean b?)`, or nothing if no name is similar.
-
-    >>> suggestion("round", ["rounds", "seed"])
-    ' (did you mean rounds?)'
-    """
-    near = difflib.get_close_matches(str(name), list(names), n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
-
-
-def known(name: object, names: Iterable[str]) -> str:
-    """`a, b, c (did you mean b?)`"""
-    names = list(names)
-    return ", ".join(names) + suggestion(name, names)
 
 
 @dataclass(frozen=True)

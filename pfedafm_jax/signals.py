@@ -1,22 +1,16 @@
 """Ctrl-C, SIGTERM, SIGHUP: the first lets the round finish and save, the second exits at once."""
 
 import contextlib
-import ctypes
-import faulthandler
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
     NAMES[signal.SIGHUP] = "SIGHUP"
-
-
-_handlers: list[Any] = []  # keeps them alive: C has only their addresses
 
 
 class Signals:
@@ -71,25 +65,6 @@ class Signals:
             words = f"\n{name}: finishing this round and saving; once more stops immediately"
             print(words, file=sys.stderr, flush=True)
         os.close(read)
-
-
-def on_abort(handle: Callable[[int], None]) -> None:
-    """Calls `handle` with the signal's number if a C++ library aborts."""
-    _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(handle))
-    ctypes.CDLL(None).signal(signal.SIGABRT, _handlers[-1])
-
-
-def explain_aborts() -> None:
-    """Prints a message, and exits with code 1, if a C++ library aborts for lack of memory."""
-
-    def aborted(number: int) -> None:
-        os.write(
-            2, b"error: not enough memory on this machine, or a library failed as it says above\n"
-        )
-        os._exit(1)
-
-    if os.name == "posix" and not faulthandler.is_enabled():
-        on_abort(aborted)
 
 
 def _noted(number: int, frame: FrameType | None) -> None:

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pfedafm_jax.base.trees import as_numbers
 from pfedafm_jax.engine.devices import matmul_precision
 from pfedafm_jax.engine.visit import Common, Slots, StageResult, evaluate, work
 from pfedafm_jax.methods import Method
 from pfedafm_jax.methods.base import Client, Server
 from pfedafm_jax.models import Architecture
-from pfedafm_jax.pytrees import as_numbers
 from pfedafm_jax.statistics import PRIVATE_STATISTICS, shared_parts_of
 
 _work, _evaluate = (jax.jit(stage, static_argnums=0) for stage in (work, evaluate))

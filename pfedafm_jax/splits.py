@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from pfedafm_jax.base.errors import PfedafmError
+from pfedafm_jax.base.files import Log
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition, load_dataset, make_partition
-from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.files import Log
 
 
 def load_data(config: Config, data_dir: str | None = None, log: Log | None = None) -> Dataset:

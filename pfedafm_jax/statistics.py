@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from pfedafm_jax.pytrees import by_path, path_of
+from pfedafm_jax.base.trees import by_path, path_of
 
 if TYPE_CHECKING:
     from pfedafm_jax.methods.base import Method, Server, Update

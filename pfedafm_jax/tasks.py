@@ -7,15 +7,14 @@ from typing import Any, Literal
 
 import jax
 
+from pfedafm_jax.base.errors import START_OVER, PfedafmError, bad
+from pfedafm_jax.base.files import Log, check_writable
 from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition
-from pfedafm_jax.errors import START_OVER, PfedafmError
-from pfedafm_jax.files import Log
 from pfedafm_jax.progress import console
-from pfedafm_jax.records import RunFolder, check_writable
+from pfedafm_jax.records import RunFolder
 from pfedafm_jax.results import NOT_IN_RESULTS, Damaged, Run, flat, read_run
-from pfedafm_jax.settings import bad
 
 ELSEWHERE = f"{START_OVER}, another --run-dir leaves it as it is"
 

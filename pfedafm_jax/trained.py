@@ -17,8 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedafm_jax import kernels
+from pfedafm_jax.base.errors import PfedafmError, bad, known, whole
+from pfedafm_jax.base.trees import fitted
 from pfedafm_jax.checkpoint import Checkpoints
-from pfedafm_jax.checkpoint_files import fitted, kept, name_of, read_clients, read_tree
+from pfedafm_jax.checkpoint_files import kept, name_of, read_clients, read_tree
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data.augment import normalise
 from pfedafm_jax.data.pictures import Pictures, read_pictures
@@ -26,14 +28,12 @@ from pfedafm_jax.data.values import standardised
 from pfedafm_jax.engine.compile import init_client, init_server
 from pfedafm_jax.engine.devices import matmul_precision
 from pfedafm_jax.engine.state import SERVER_KEY, client_start, start_number
-from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import Method, make_method, method_names
 from pfedafm_jax.methods.base import Client, Server
 from pfedafm_jax.methods.server_optimizer import broadcast_of, judged_of
 from pfedafm_jax.models import Architecture, describe
 from pfedafm_jax.records import mean
 from pfedafm_jax.results import Run, read_run
-from pfedafm_jax.settings import bad, known, whole
 from pfedafm_jax.statistics import predict
 from pfedafm_jax.tasks import checkpoint_folder, differences, other_digest
 from pfedafm_jax.training import EVALUATION_BATCH

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pfedafm_jax.base.errors import PfedafmError, StorageError
+from pfedafm_jax.base.trees import fitted, named
 from pfedafm_jax.checkpoint import Checkpoints
-from pfedafm_jax.checkpoint_files import fitted, named, read_manifest, signed
+from pfedafm_jax.checkpoint_files import read_manifest, signed
 from pfedafm_jax.engine import ClientStore, State
-from pfedafm_jax.errors import PfedafmError, StorageError
 
 GROUPS = np.arange(20) % 2
 

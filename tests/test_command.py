@@ -18,10 +18,10 @@ from by_hand import record, run_by_hand
 from small import command_words
 
 from pfedafm_jax import __main__, cli, flags, plots
+from pfedafm_jax.base.errors import Interrupted, PfedafmError, storage_error
+from pfedafm_jax.base.files import write_atomically
 from pfedafm_jax.commands import compare
 from pfedafm_jax.config import Config
-from pfedafm_jax.errors import Interrupted, PfedafmError, storage_error
-from pfedafm_jax.files import write_atomically
 from pfedafm_jax.progress import print_summary
 from pfedafm_jax.settings import settings_of
 

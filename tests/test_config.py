@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from pfedafm_jax import cli
+from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.config import GROUPS, METHOD_SETTINGS, Config, config_names, updated
 from pfedafm_jax.data import load_dataset
-from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.flags import every_setting
 from pfedafm_jax.methods import method_names
 from pfedafm_jax.methods.fml import FML

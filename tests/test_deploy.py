@@ -11,15 +11,15 @@ import pytest
 from small import METHODS, assert_close, same, slow_but, small_config, small_data
 
 from pfedafm_jax import PfedafmError, load_client, load_run, run
+from pfedafm_jax.base.errors import Interrupted
+from pfedafm_jax.base.trees import num_bytes
 from pfedafm_jax.deploy import server, wire
 from pfedafm_jax.deploy.node import Node
 from pfedafm_jax.deploy.roster import Roster, classes_of
 from pfedafm_jax.deploy.server import Federation, Nodes
 from pfedafm_jax.deploy.states import States
-from pfedafm_jax.errors import Interrupted
 from pfedafm_jax.export import readme
 from pfedafm_jax.observers import observed
-from pfedafm_jax.pytrees import num_bytes
 from pfedafm_jax.runs import run_all
 from pfedafm_jax.tasks import Task, find_existing
 

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 from by_hand import record, run_by_hand
 
+from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.commands import certs, node, run, serve
 from pfedafm_jax.config import Config
 from pfedafm_jax.deploy import address, check_free, needed
-from pfedafm_jax.errors import PfedafmError
 
 
 def test_certificates_are_for_their_owner(tmp_path, capsys):

@@ -12,7 +12,7 @@ from jax import lax
 from small import METHODS, slow_but
 
 from pfedafm_jax import engine, kernels
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.kernels import conv_pool, sgd
 from pfedafm_jax.reference import plain
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pfedafm_jax import kernels
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.kernels import build
 
 

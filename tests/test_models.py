@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pfedafm_jax import models
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.models import describe, register_extractor
 
 CNNS = ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5")

@@ -25,7 +25,7 @@ from small import (
 )
 
 from pfedafm_jax import export_client, load_client, load_run, run
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.networks import training
 from pfedafm_jax.reference import released

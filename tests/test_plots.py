@@ -9,8 +9,8 @@ import pytest
 from by_hand import record, run_by_hand
 
 from pfedafm_jax import figures, plots
+from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.commands import plot
-from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.labels import grouped
 from pfedafm_jax.methods import method_names
 from pfedafm_jax.results import per_round, read_runs

@@ -13,7 +13,7 @@ from nets import HIDDEN, MEAN, PIXELS, Normed, NormedNNX, model_of, network, pro
 from safetensors.numpy import save_file
 from small import same, start
 
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.models import register_extractor
 from pfedafm_jax.statistics import PRIVATE_STATISTICS, statistics_of
 

@@ -12,8 +12,8 @@ import pytest
 import tiny_command
 from tiny_command import end, rows, start
 
+from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.engine import Processes, join
-from pfedafm_jax.errors import PfedafmError
 
 ROUNDS = 4
 NUMBERS = ("mean_accuracy", "all_clients_accuracy", "loss", "mix_mean", "shared_loss", "floats_up")

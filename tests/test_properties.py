@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pfedafm_jax import cli
+from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Partition, load_dataset
-from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.flags import every_setting
 from pfedafm_jax.methods import method_names
 from pfedafm_jax.settings import Setting

@@ -10,8 +10,8 @@ import pytest
 from by_hand import record, run_by_hand
 
 from pfedafm_jax import figures, plots
+from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.commands import report
-from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.report import page, write_report
 
 HOSTILE = """<script>alert("1")</script> && $a_b$ 'x"""

@@ -15,8 +15,8 @@ from paper.study import SCALES, Study, estimator, name_of
 from paper.tables import accuracy_table
 
 from pfedafm_jax import plots
+from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.config import Config
-from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import find_method, method_names
 from pfedafm_jax.tables import markdown
 from pfedafm_jax.tasks import Task, find_existing

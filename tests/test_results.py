@@ -12,7 +12,7 @@ import pytest
 from by_hand import record, run_by_hand
 
 from pfedafm_jax import records
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.labels import grouped, labels
 from pfedafm_jax.records import RunFolder, summarize
 from pfedafm_jax.results import Damaged, differing, read_run, read_runs

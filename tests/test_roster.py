@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from small import small_config
 
+from pfedafm_jax.base.errors import PfedafmError
+from pfedafm_jax.base.files import digest
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import values
 from pfedafm_jax.deploy.roster import Roster, classes_of, stand_in
 from pfedafm_jax.deploy.server import Nodes
-from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.records import digest
 
 CLASSES = ["cat", "dog"]
 HELLO = {"image_shape": [4, 4, 1], "dtype": "uint8", "classes": CLASSES, "architecture": None,

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pfedafm_jax import figures, plots
-from pfedafm_jax.files import write_atomically
+from pfedafm_jax.base.files import write_atomically
 from pfedafm_jax.progress import console, print_table
 from pfedafm_jax.results import Run
 from pfedafm_jax.tables import markdown, mean_and_deviation, percent

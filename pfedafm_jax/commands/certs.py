@@ -2,10 +2,10 @@
 
 import argparse
 
+from pfedafm_jax.base.errors import bad
+from pfedafm_jax.base.files import check_writable
 from pfedafm_jax.deploy import needed
 from pfedafm_jax.progress import clean, console
-from pfedafm_jax.records import check_writable
-from pfedafm_jax.settings import bad
 
 
 def main(argv: list[str]) -> int:

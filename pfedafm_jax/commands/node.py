@@ -4,14 +4,13 @@ import argparse
 import os
 from pathlib import Path
 
+from pfedafm_jax.base.errors import PfedafmError, bad
 from pfedafm_jax.deploy import address, needed
 from pfedafm_jax.deploy.node import Node
 from pfedafm_jax.deploy.states import States
 from pfedafm_jax.engine import setup_devices
-from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.plugins import load_plugin
 from pfedafm_jax.progress import console
-from pfedafm_jax.settings import bad
 
 
 def _parser() -> argparse.ArgumentParser:

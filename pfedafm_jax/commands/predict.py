@@ -8,14 +8,12 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
+from pfedafm_jax.base.errors import PfedafmError, bad
+from pfedafm_jax.base.files import check_writable, write_atomically
 from pfedafm_jax.data.dataset import noun_of
-from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.export import is_client, load_client
-from pfedafm_jax.files import write_atomically
 from pfedafm_jax.plugins import load_plugin
 from pfedafm_jax.progress import clean, console
-from pfedafm_jax.records import check_writable
-from pfedafm_jax.settings import bad
 from pfedafm_jax.tables import percent
 from pfedafm_jax.trained import TrainedClient, load_run, softmax
 

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from pfedafm_jax import cli
+from pfedafm_jax.base.errors import PfedafmError, bad
 from pfedafm_jax.deploy import address, check_free, needed
 from pfedafm_jax.deploy.roster import Roster, classes_of
 from pfedafm_jax.deploy.server import Federation, Nodes
-from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.progress import console
 from pfedafm_jax.records import RunFolder
 from pfedafm_jax.runs import run_all
-from pfedafm_jax.settings import bad
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.tasks import Task, find_existing
 

@@ -17,17 +17,15 @@ from typing import Any
 import numpy as np
 
 from pfedafm_jax import cli
+from pfedafm_jax.base.errors import PfedafmError, bad
+from pfedafm_jax.base.files import check_writable, write_atomically
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Dataset, Partition
-from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.files import write_atomically
 from pfedafm_jax.flags import every_setting, spelled
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.progress import console, print_table
-from pfedafm_jax.records import check_writable
 from pfedafm_jax.results import MATTERS_IF, Run
 from pfedafm_jax.runs import run_all
-from pfedafm_jax.settings import bad
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.splits import split
 from pfedafm_jax.tables import markdown, mean_and_deviation, percent

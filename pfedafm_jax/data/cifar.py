@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pfedafm_jax.errors import PfedafmError, naming
-from pfedafm_jax.files import read_bytes, reading
+from pfedafm_jax.base.errors import PfedafmError, naming
+from pfedafm_jax.base.files import read_bytes, reading
 
 IMAGE_SIZE = 32
 IMAGE_BYTES = 3 * IMAGE_SIZE * IMAGE_SIZE

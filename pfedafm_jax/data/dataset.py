@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pfedafm_jax.base.errors import PfedafmError, bad, known
+from pfedafm_jax.base.files import Log, default_cache_dir
 from pfedafm_jax.data.cifar import CIFARS, Arrays, sums_of
 from pfedafm_jax.data.folders import FOLDER, LEAF, PREFIXES, TFDS, read_folder, read_npz
 from pfedafm_jax.data.leaf import read_leaf
@@ -17,9 +19,6 @@ from pfedafm_jax.data.sources import obtain
 from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.data.tfds import read_tfds
 from pfedafm_jax.data.values import class_labels, kept, standardised, statistics
-from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.files import Log, default_cache_dir
-from pfedafm_jax.settings import bad, known
 
 DATASETS = ("cifar10", "cifar100", "synthetic")
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
+from pfedafm_jax.base.errors import PfedafmError, naming
+from pfedafm_jax.base.files import reading
 from pfedafm_jax.data.cifar import Arrays
-from pfedafm_jax.errors import PfedafmError, naming
-from pfedafm_jax.files import reading
 
 FOLDER, LEAF, NPZ, TFDS = PREFIXES = ("folder", "leaf", "npz", "tfds")  # prefixes of dataset names
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")

@@ -7,6 +7,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from pfedafm_jax.base.errors import PfedafmError, bad, naming
+from pfedafm_jax.base.files import reading, write_atomically
 from pfedafm_jax.data.shares import (
     apportion,
     dirichlet_counts,
@@ -14,9 +16,6 @@ from pfedafm_jax.data.shares import (
     even_counts,
     pathological_counts,
 )
-from pfedafm_jax.errors import PfedafmError, naming
-from pfedafm_jax.files import reading, write_atomically
-from pfedafm_jax.settings import bad
 
 PARTITIONS = ("pathological", "dirichlet", "iid", "natural")
 Protocol = Literal["paper", "authors"]

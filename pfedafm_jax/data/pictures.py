@@ -6,11 +6,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from pfedafm_jax.base.errors import PfedafmError, bad, naming
+from pfedafm_jax.base.files import reading
 from pfedafm_jax.data.folders import SUFFIXES, images_of, opened, pixels_of
 from pfedafm_jax.data.values import kept
-from pfedafm_jax.errors import PfedafmError, naming
-from pfedafm_jax.files import reading
-from pfedafm_jax.settings import bad
 
 Pictures = np.ndarray | str | Path | Sequence[str | Path]
 

@@ -6,8 +6,7 @@ apart); the same proportions are used for every pool. Counts are int64 [clients,
 
 import numpy as np
 
-from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.settings import bad
+from pfedafm_jax.base.errors import PfedafmError, bad
 
 LOW_SHARE, HIGH_SHARE = 0.4, 0.6  # of the uniform shares in the released code
 MAX_REDRAWS = 100

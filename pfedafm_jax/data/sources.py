@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pfedafm_jax.base.errors import PfedafmError, naming, reason
+from pfedafm_jax.base.files import Log, read_bytes, reading, write_atomically
 from pfedafm_jax.data import npm, tfds
 from pfedafm_jax.data.cifar import (
     HOMEPAGE,
@@ -23,8 +25,6 @@ from pfedafm_jax.data.cifar import (
     read_official_archive,
     read_official_folder,
 )
-from pfedafm_jax.errors import PfedafmError, naming, reason
-from pfedafm_jax.files import Log, read_bytes, reading, write_atomically
 
 
 def obtain(

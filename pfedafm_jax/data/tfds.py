@@ -22,6 +22,8 @@ from urllib.parse import urlsplit
 import numpy as np
 from PIL import Image
 
+from pfedafm_jax.base.errors import PfedafmError, naming
+from pfedafm_jax.base.files import Log, read_bytes, reading
 from pfedafm_jax.data.cifar import (
     IMAGE_BYTES,
     IMAGE_SIZE,
@@ -31,8 +33,6 @@ from pfedafm_jax.data.cifar import (
     read_archive,
 )
 from pfedafm_jax.data.folders import Found, same_shape
-from pfedafm_jax.errors import PfedafmError, naming
-from pfedafm_jax.files import Log, read_bytes, reading
 
 REACH_SECONDS = 6.0
 OWN_FEATURES = "tensorflow_datasets.core.features."  # the module of TFDS's own features

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pfedafm_jax.errors import PfedafmError
+from pfedafm_jax.base.errors import PfedafmError
 
 ACCEPTED = (
     "uint8 pixels [num, height, width, channels] (grey ones may lack channels), floats [num, …], "

@@ -17,8 +17,7 @@ import time
 from importlib import import_module
 from typing import Any
 
-from pfedafm_jax.errors import PfedafmError, reason
-from pfedafm_jax.settings import bad
+from pfedafm_jax.base.errors import PfedafmError, bad, reason
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 

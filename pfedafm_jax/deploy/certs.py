@@ -21,10 +21,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from pfedafm_jax.base.errors import PfedafmError, bad
+from pfedafm_jax.base.files import write_atomically
 from pfedafm_jax.deploy import LOCAL
-from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.files import write_atomically
-from pfedafm_jax.settings import bad
 
 YEARS = 5
 

@@ -45,10 +45,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import http_grid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
+from pfedafm_jax.base.errors import PfedafmError, naming
+from pfedafm_jax.base.files import read_bytes
 from pfedafm_jax.deploy.launch import POLL, free_port, last_words, retry_soon, started
 from pfedafm_jax.deploy.wire import Head
-from pfedafm_jax.errors import PfedafmError, naming
-from pfedafm_jax.files import read_bytes
 
 logging.getLogger("flwr").setLevel(logging.WARNING)
 retry_soon()

@@ -69,7 +69,7 @@ def free_port() -> int:
 
 def last_words(path: Path) -> str:
     """What a process of Flower's said of its end, from its log."""
-    from pfedafm_jax.files import read_bytes  # here, since the child imports nothing of ours
+    from pfedafm_jax.base.files import read_bytes  # here, since the child imports nothing of ours
 
     with contextlib.suppress(OSError):
         text = re.sub("\x1b\\[\\d+m", "", read_bytes(path)[-6000:].decode(errors="replace"))

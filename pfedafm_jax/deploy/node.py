@@ -10,7 +10,9 @@ import jax
 import numpy as np
 
 from pfedafm_jax import kernels
-from pfedafm_jax.checkpoint_files import fitted
+from pfedafm_jax.base.errors import PfedafmError, bad
+from pfedafm_jax.base.trees import fitted
+from pfedafm_jax.base.version import own_version
 from pfedafm_jax.config import Config, updated
 from pfedafm_jax.data import Dataset, dataset_from_arrays
 from pfedafm_jax.data.dataset import DATASETS
@@ -18,9 +20,6 @@ from pfedafm_jax.data.folders import read_own
 from pfedafm_jax.deploy.states import States
 from pfedafm_jax.deploy.wire import Head, Tree, pack, unpack
 from pfedafm_jax.engine.state import client_start
-from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.files import own_version
-from pfedafm_jax.settings import bad
 from pfedafm_jax.single_client import SingleClient
 from pfedafm_jax.splits import load_data, split
 from pfedafm_jax.trained import Model, make_card, model_of

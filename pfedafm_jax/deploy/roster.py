@@ -9,16 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from pfedafm_jax.base.errors import PfedafmError, bad
+from pfedafm_jax.base.files import digest, read_bytes, write_atomically
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.data.cifar import CIFARS
 from pfedafm_jax.data.values import divisors
 from pfedafm_jax.deploy.wire import Head
-from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.files import read_bytes, write_atomically
 from pfedafm_jax.methods import find_method
-from pfedafm_jax.records import digest
-from pfedafm_jax.settings import bad
 
 DTYPES = ("uint8", "float32", "int32")  # of a `Dataset`
 LARGEST = 10**7  # numbers in an image, images of a node

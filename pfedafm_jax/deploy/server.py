@@ -15,6 +15,8 @@ import jax
 import numpy as np
 
 from pfedafm_jax import engine
+from pfedafm_jax.base.errors import Interrupted
+from pfedafm_jax.base.trees import num_bytes
 from pfedafm_jax.config import Config
 from pfedafm_jax.deploy.roster import Roster, stand_in
 from pfedafm_jax.deploy.wire import Head, Tree, pack, unpack
@@ -23,11 +25,9 @@ from pfedafm_jax.engine.compile import shapes_of
 from pfedafm_jax.engine.round import aggregate, calls_of, participants_of
 from pfedafm_jax.engine.state import start_number
 from pfedafm_jax.engine.visit import StageResult, Totals, added, totals_of, work
-from pfedafm_jax.errors import Interrupted
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.methods import Method
 from pfedafm_jax.methods.server_optimizer import broadcast_of, judged_of
-from pfedafm_jax.pytrees import num_bytes
 
 LOOK = 1.0  # seconds between two looks at who is there
 Place = tuple[int, str]  # a node, and when it came

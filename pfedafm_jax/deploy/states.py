@@ -12,13 +12,11 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from pfedafm_jax.checkpoint_files import filled
+from pfedafm_jax.base.errors import PfedafmError, bad
+from pfedafm_jax.base.files import read_bytes, write_atomically
+from pfedafm_jax.base.trees import by_path, filled
 from pfedafm_jax.deploy.wire import Tree
-from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.files import read_bytes, write_atomically
-from pfedafm_jax.pytrees import by_path
 from pfedafm_jax.records import RunFolder
-from pfedafm_jax.settings import bad
 
 MARK = b"pfedafm_jax node 1\n"
 KEPT = 3  # states: a server that was killed goes back by two rounds at most

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pfedafm_jax.pytrees import num_bytes
+from pfedafm_jax.base.trees import num_bytes
 
 Tree = Any
 Head = dict[str, Any]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from pfedafm_jax.base.trees import num_bytes
 from pfedafm_jax.engine.devices import Devices, matmul_precision, sum_over_devices
 from pfedafm_jax.engine.schedule import slots_per_device
 from pfedafm_jax.engine.transfers import place, take
@@ -42,7 +43,6 @@ from pfedafm_jax.methods.base import (
 )
 from pfedafm_jax.methods.server_optimizer import broadcast_of
 from pfedafm_jax.models import Architecture
-from pfedafm_jax.pytrees import num_bytes
 from pfedafm_jax.statistics import own_statistics, shared_parts_of
 
 Tree = Any

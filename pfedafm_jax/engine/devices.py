@@ -18,9 +18,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from threadpoolctl import threadpool_limits
 
-from pfedafm_jax.errors import reason
-from pfedafm_jax.files import default_cache_dir, read_bytes
-from pfedafm_jax.settings import bad
+from pfedafm_jax.base.errors import bad, reason
+from pfedafm_jax.base.files import default_cache_dir, read_bytes
 
 AXIS = "devices"
 Tree = Any

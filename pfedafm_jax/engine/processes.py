@@ -17,9 +17,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.settings import bad
-from pfedafm_jax.signals import on_abort
+from pfedafm_jax.base.aborts import on_abort
+from pfedafm_jax.base.errors import PfedafmError, bad
 
 Tree = Any
 AXIS = "processes"

@@ -9,6 +9,8 @@ import jax
 import numpy as np
 
 from pfedafm_jax import kernels
+from pfedafm_jax.base.errors import bad
+from pfedafm_jax.base.trees import as_numbers, num_values
 from pfedafm_jax.config import Config
 from pfedafm_jax.data import NORMALISATION, Dataset, Partition
 from pfedafm_jax.engine.compile import Compiled, Form, compiled, shapes_of
@@ -19,8 +21,6 @@ from pfedafm_jax.engine.visit import Common
 from pfedafm_jax.methods import make_method
 from pfedafm_jax.methods.base import Cost, Method, Server
 from pfedafm_jax.models import Architecture
-from pfedafm_jax.pytrees import as_numbers, num_values
-from pfedafm_jax.settings import bad
 from pfedafm_jax.statistics import statistics_of
 from pfedafm_jax.training import table_width
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from pfedafm_jax.base.errors import bad
 from pfedafm_jax.config import Config
 from pfedafm_jax.engine.compile import shapes_of
 from pfedafm_jax.engine.programs import Programs
@@ -14,7 +15,6 @@ from pfedafm_jax.engine.state import State
 from pfedafm_jax.engine.store import stacked
 from pfedafm_jax.engine.visit import Slots, Totals, Worked
 from pfedafm_jax.methods.server_optimizer import broadcast_of, judged_of
-from pfedafm_jax.settings import bad
 from pfedafm_jax.statistics import PRIVATE_STATISTICS
 
 Tree = Any

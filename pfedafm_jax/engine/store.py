@@ -17,9 +17,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from pfedafm_jax.base.errors import StorageError
+from pfedafm_jax.base.trees import num_bytes
 from pfedafm_jax.engine.devices import usable_memory
-from pfedafm_jax.errors import StorageError
-from pfedafm_jax.pytrees import num_bytes
 
 Tree = Any
 

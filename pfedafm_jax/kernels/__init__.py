@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.files import default_cache_dir
+from pfedafm_jax.base.errors import PfedafmError, bad
+from pfedafm_jax.base.files import default_cache_dir
 from pfedafm_jax.kernels import build, xla
-from pfedafm_jax.settings import bad
 
 Tree = Any
 HANDLERS = ("ConvPool", "ConvPoolWeightGradient", "ConvPoolInputGradient", "Sgd")

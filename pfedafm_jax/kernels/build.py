@@ -19,7 +19,7 @@ from pathlib import Path
 
 import jax
 
-from pfedafm_jax.files import read_bytes
+from pfedafm_jax.base.files import read_bytes
 
 SOURCES = [Path(__file__).with_name(name) for name in ("native.cc", "convolution.cc")]
 HEADER = Path(__file__).with_name("vectors.h")

@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import optax
 
+from pfedafm_jax.base.trees import register
 from pfedafm_jax.config import Config
-from pfedafm_jax.pytrees import register
 from pfedafm_jax.statistics import statistics_of, with_statistics, without_statistics
 
 Tree = Any

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pfedafm_jax.base.errors import PfedafmError
+from pfedafm_jax.base.files import default_cache_dir, write_atomically
 from pfedafm_jax.data import load_dataset, sources, tfds
-from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.files import default_cache_dir, write_atomically
 
 
 @pytest.fixture

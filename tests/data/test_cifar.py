@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from conftest import Tiny, as_tfrecord, sha256_of, tarred
 
+from pfedafm_jax.base.errors import PfedafmError
+from pfedafm_jax.base.files import default_cache_dir
 from pfedafm_jax.data import load_dataset, npm, tfds
 from pfedafm_jax.data.cifar import CIFAR10, check_sums
-from pfedafm_jax.errors import PfedafmError
-from pfedafm_jax.files import default_cache_dir
 
 
 def assert_is(dataset, tiny):

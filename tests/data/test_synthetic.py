@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.data import load_dataset
 from pfedafm_jax.data.synthetic import make_synthetic
-from pfedafm_jax.errors import PfedafmError
 
 
 def test_shapes_and_five_sixths_to_one_sixth():

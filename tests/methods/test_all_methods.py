@@ -23,9 +23,9 @@ from small import (
 from small import start as start_of
 
 from pfedafm_jax import engine
+from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.engine import build, run_round
 from pfedafm_jax.engine.round import participants_of
-from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods import PAPER_METHODS, chosen_methods, method_names
 from pfedafm_jax.methods.fedapen import split_adaptability
 from pfedafm_jax.reference import plain

@@ -18,8 +18,8 @@ from small import (
 )
 
 from pfedafm_jax import engine
+from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.engine import build
-from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods.server_optimizer import (
     MEMORY,
     RUNNING_MEAN,

@@ -7,8 +7,8 @@ import pytest
 from small import assert_close, play, real, small_config, small_data, small_programs
 from small import start as start_of
 
+from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.engine import build
-from pfedafm_jax.errors import PfedafmError
 from pfedafm_jax.methods.fedproto import nearest_prototype
 from pfedafm_jax.reference import plain
 

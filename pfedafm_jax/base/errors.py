@@ -1,12 +1,16 @@
 """The exception type of all errors that a user can cause and fix."""
 
+import difflib
 import errno
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 START_OVER = "--fresh (from Python: fresh=True) starts over"  # said if a run cannot be resumed
 
@@ -94,3 +98,31 @@ def storage_error(what: str, folder: Path, error: BaseException) -> StorageError
         f"{what} could not be written: {why}. {mend}, then start the same command again: it "
         "resumes from the last checkpoint"
     )
+
+
+def bad(setting: str, value: Any, accepted: str) -> PfedafmError:
+    """The error for a bad setting: its name, its value, what is accepted."""
+    return PfedafmError(f"{setting} = {value!r} cannot be used; accepted: {accepted}")
+
+
+def whole(setting: str, value: Any, limit: int, accepted: str) -> int:
+    """A whole number from 0 to below the limit, Python's or numpy's; raises for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < limit:
+        raise bad(setting, value, accepted)
+    return int(value)
+
+
+def suggestion(name: object, names: Iterable[str]) -> str:
+    """` (did you mean b?)`, or nothing if no name is similar.
+
+    >>> suggestion("round", ["rounds", "seed"])
+    ' (did you mean rounds?)'
+    """
+    near = difflib.get_close_matches(str(name), list(names), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def known(name: object, names: Iterable[str]) -> str:
+    """`a, b, c (did you mean b?)`"""
+    names = list(names)
+    return ", ".join(names) + suggestion(name, names)

@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from pfedafm_jax.base.errors import START_OVER, PfedafmError
+
 
 def register(kind: type, numbers: Callable[[type], Iterable[str]]) -> None:
     """Registers a dataclass as a pytree.
@@ -66,3 +68,31 @@ def path_of(path: tuple) -> str:
 def by_path(tree: Any) -> dict[str, Any]:
     """The leaves of a tree by their path."""
     return {path_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+Tree = Any
+
+
+Leaves = dict[str, np.ndarray]  # by their path, `header.kernel`
+
+
+def named(tree: Tree) -> Leaves:
+    """Copies of the leaves by path (the tree's own may be changed or donated later)."""
+    return {name: np.array(leaf) for name, leaf in by_path(tree).items()}
+
+
+def fitted(template: Tree, leaves: Leaves, rows: int | None = None) -> Tree:
+    """A tree like `template` (with a leading axis of `rows`) from leaves by path; raises if a leaf
+    does not fit."""
+    front = () if rows is None else (rows,)
+    expected = {n: ((*front, *np.shape(x)), x.dtype) for n, x in by_path(template).items()}
+    found = {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
+    if found != {name: entry for name, entry in expected.items() if 0 not in entry[0]}:
+        raise PfedafmError(f"the checkpoint was written for other networks; {START_OVER}")
+    whole = leaves | {name: np.zeros(*one) for name, one in expected.items() if 0 in one[0]}
+    return jax.tree.unflatten(jax.tree.structure(template), [whole[name] for name in expected])
+
+
+def filled(leaves: Leaves) -> Leaves:
+    """Without arrays of size zero, which Orbax does not accept."""
+    return {name: leaf for name, leaf in leaves.items() if leaf.size}

@@ -1,15 +1,18 @@
 """Atomic writes, safe reads, this package's version, and the user's cache folder."""
 
 import errno
+import hashlib
+import json
 import os
 import stat
-import subprocess
+import tempfile
 import uuid
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping
 from io import BufferedReader
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+from pfedafm_jax.base.errors import PfedafmError, bad, reason
 
 Log = Callable[[str], None]  # takes single lines, such as warnings and what is downloaded
 
@@ -47,25 +50,35 @@ def read_bytes(path: str | Path) -> bytes:
         return file.read()
 
 
-@cache
-def own_version() -> str:
-    """This package's version; in a checkout with the commit, and `+` if files were changed."""
-    from pfedafm_jax import __version__ as version  # here, since it imports this module
-
-    root = Path(__file__).parents[1]
-    if not (root / ".git").exists():
-        return version
-    words = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty=+"]
-    try:
-        found = subprocess.run(words, capture_output=True, text=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return version
-    return f"{version} ({found})" if found else version
-
-
 def default_cache_dir() -> Path:
     """`$XDG_CACHE_HOME/pfedafm_jax`, or `~/.cache/pfedafm_jax` if that is not set."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification says to ignore relative paths.
     root = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~")) / ".cache"
     return root / "pfedafm_jax"
+
+
+def digest(content: Mapping[str, Any]) -> str:
+    """sha256 of a JSON object without its own `sha256`, independent of formatting."""
+    plain = {name: value for name, value in content.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def _unusable(path: str | Path, accepted: str, why: str) -> PfedafmError:
+    return bad("run_dir", str(path), f"{accepted} ({why})")
+
+
+def check_writable(path: str | Path, setting: str = "run_dir") -> None:
+    """Raises if a folder cannot be created or written; creates nothing."""
+    place = Path(path).absolute()
+    try:
+        if "\0" in str(path).encode().decode():  # invalid text would fail later, in a library
+            raise ValueError("no name can hold a zero byte")
+        while not place.exists():
+            place = place.parent
+        # Permissions are not enough: root has all of them, and a disk may be read-only.
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except (OSError, ValueError) as error:
+        accepted = f"a folder that can be written ({reason(error)})"
+        raise bad(setting, str(path), accepted) from error
