@@ -22,7 +22,7 @@ from rich.console import Console
 
 from pfedafm_jax.base.errors import PfedafmError, bad, naming
 from pfedafm_jax.base.version import own_version
-from pfedafm_jax.config import Config, updated
+from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.kernels.build import processor
 

@@ -52,7 +52,7 @@ def build_programs(options: argparse.Namespace) -> Any:
     import numpy as np
 
     from pfedafm_jax import kernels
-    from pfedafm_jax.config import Config
+    from pfedafm_jax.config.config import Config
     from pfedafm_jax.data import Partition, dataset_from_arrays
     from pfedafm_jax.engine import build, setup_devices
 

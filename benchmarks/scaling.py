@@ -25,7 +25,7 @@ from rich.table import Table
 from pfedafm_jax import figures, plots
 from pfedafm_jax.base.errors import PfedafmError, bad, known
 from pfedafm_jax.cli import guarded
-from pfedafm_jax.config import Config
+from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import Partition
 from pfedafm_jax.splits import load_data
 

@@ -16,7 +16,7 @@ from typing import Any
 from pfedafm_jax import Config, PfedafmError, cli
 from pfedafm_jax.base.errors import naming
 from pfedafm_jax.base.files import write_atomically
-from pfedafm_jax.config import updated
+from pfedafm_jax.config.config import updated
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.progress import console
 from pfedafm_jax.results import Run, flat, read_runs

@@ -21,7 +21,7 @@ from jax import lax
 
 from pfedafm_jax.base.errors import PfedafmError, bad
 from pfedafm_jax.base.files import Log
-from pfedafm_jax.config import Config
+from pfedafm_jax.config.config import Config
 from pfedafm_jax.data.augment import normalise
 from pfedafm_jax.engine import Programs, draw_participants
 from pfedafm_jax.engine.visit import client_key

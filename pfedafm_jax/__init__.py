@@ -10,7 +10,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a cache that is read-only
 
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.config import Config, updated
+from pfedafm_jax.config.config import Config, updated
+from pfedafm_jax.config.presets import with_preset
 from pfedafm_jax.data import (
     Dataset,
     Partition,
@@ -24,7 +25,6 @@ from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.export import export_client, load_client
 from pfedafm_jax.methods import method_names, register_method
 from pfedafm_jax.models import describe, register_extractor
-from pfedafm_jax.presets import with_preset
 from pfedafm_jax.records import Record, Summary
 from pfedafm_jax.results import Run, read_run, read_runs
 from pfedafm_jax.runs import compare, run

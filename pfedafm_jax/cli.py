@@ -18,12 +18,12 @@ import jax
 from pfedafm_jax.base.aborts import explain_aborts
 from pfedafm_jax.base.errors import Interrupted, PfedafmError, Unread, bad, reason
 from pfedafm_jax.base.files import check_writable
-from pfedafm_jax.config import CONFIGS, Config, config_names, updated
+from pfedafm_jax.config.config import CONFIGS, Config, config_names, updated
+from pfedafm_jax.config.presets import with_preset
 from pfedafm_jax.engine import join, setup_devices
 from pfedafm_jax.flags import Parser, add_settings, given, print_help, spelled
 from pfedafm_jax.observers import Observer, TensorBoard, WeightsAndBiases
 from pfedafm_jax.plugins import load_plugin
-from pfedafm_jax.presets import with_preset
 from pfedafm_jax.progress import clean, console, print_table
 
 

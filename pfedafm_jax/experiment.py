@@ -14,7 +14,7 @@ from pfedafm_jax import engine, kernels
 from pfedafm_jax.base.errors import START_OVER, PfedafmError
 from pfedafm_jax.base.files import Log
 from pfedafm_jax.base.version import own_version
-from pfedafm_jax.config import Config
+from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.engine import Devices, build
 from pfedafm_jax.records import FORMAT, Record, Summary, mean, summarize

@@ -24,7 +24,7 @@ from pfedafm_jax import kernels
 from pfedafm_jax.base.errors import PfedafmError, bad, naming
 from pfedafm_jax.base.files import check_writable, digest, read_bytes, write_atomically
 from pfedafm_jax.base.trees import by_path, fitted
-from pfedafm_jax.config import Config, updated
+from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.deploy.states import States
 from pfedafm_jax.engine.devices import matmul_precision
 from pfedafm_jax.tables import percent

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from pfedafm_jax import plots
 from pfedafm_jax.base.errors import bad, storage_error
 from pfedafm_jax.base.files import check_writable, read_bytes, write_atomically
-from pfedafm_jax.config import Config
+from pfedafm_jax.config.config import Config
 from pfedafm_jax.figures import legend_below, rendered
 from pfedafm_jax.results import Run, differing, flat, matters, read_runs
 from pfedafm_jax.tables import COLUMNS, cells, human, means, over_seeds, percent

@@ -18,11 +18,11 @@ import pandas as pd
 
 from pfedafm_jax.base.errors import START_OVER, PfedafmError, bad, reason
 from pfedafm_jax.base.files import read_bytes
-from pfedafm_jax.config import REMOVED, Config, Machine
+from pfedafm_jax.config.config import REMOVED, Config, Machine
+from pfedafm_jax.config.method_settings import settings_of
 from pfedafm_jax.data import Partition
 from pfedafm_jax.methods import find_method, method_names
 from pfedafm_jax.records import FORMAT, Record, Summary, summarize
-from pfedafm_jax.settings import settings_of
 
 ABOUT = {"config", "versions", "devices", "data", "predictions", "architectures"}
 """What `config.json` has."""

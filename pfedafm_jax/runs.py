@@ -17,7 +17,7 @@ from pfedafm_jax import plots
 from pfedafm_jax.base.errors import START_OVER, Interrupted, bad
 from pfedafm_jax.base.files import Log, check_writable, write_atomically
 from pfedafm_jax.checkpoint import Checkpoints
-from pfedafm_jax.config import Config
+from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.engine import setup_devices
 from pfedafm_jax.experiment import Experiment

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.base.files import Log
-from pfedafm_jax.config import Config
+from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import Dataset, Partition, load_dataset, make_partition
 
 

@@ -10,7 +10,7 @@ import jax
 from pfedafm_jax.base.errors import START_OVER, PfedafmError, bad
 from pfedafm_jax.base.files import Log, check_writable
 from pfedafm_jax.checkpoint import Checkpoints
-from pfedafm_jax.config import Config
+from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.progress import console
 from pfedafm_jax.records import RunFolder

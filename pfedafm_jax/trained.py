@@ -21,7 +21,7 @@ from pfedafm_jax.base.errors import PfedafmError, bad, known, whole
 from pfedafm_jax.base.trees import fitted
 from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.checkpoint_files import kept, name_of, read_clients, read_tree
-from pfedafm_jax.config import Config, updated
+from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data.augment import normalise
 from pfedafm_jax.data.pictures import Pictures, read_pictures
 from pfedafm_jax.data.values import standardised

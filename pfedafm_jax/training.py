@@ -18,7 +18,7 @@ from jax import lax
 
 from pfedafm_jax import kernels, networks
 from pfedafm_jax.base.trees import register
-from pfedafm_jax.config import Config
+from pfedafm_jax.config.config import Config
 from pfedafm_jax.data.augment import augment, normalise
 from pfedafm_jax.statistics import statistics_of, with_statistics, without_statistics
 

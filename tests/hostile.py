@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from pfedafm_jax import Partition, load_dataset
-from pfedafm_jax.config import Config
+from pfedafm_jax.config.config import Config
 from pfedafm_jax.data.cifar import CIFAR10
 
 

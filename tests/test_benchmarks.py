@@ -17,7 +17,7 @@ import speed
 from small import slow_but
 
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.config import updated
+from pfedafm_jax.config.config import updated
 from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.engine import build, run_round, start

@@ -15,7 +15,7 @@ import pytest
 
 from pfedafm_jax import cli, methods, models
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.config import METHOD_SETTINGS, Config, updated
+from pfedafm_jax.config.config import METHOD_SETTINGS, Config, updated
 from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.experiment import Experiment

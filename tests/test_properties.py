@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from pfedafm_jax import cli
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.config import Config, updated
+from pfedafm_jax.config.config import Config, updated
+from pfedafm_jax.config.method_settings import Setting
 from pfedafm_jax.data import Partition, load_dataset
 from pfedafm_jax.flags import every_setting
 from pfedafm_jax.methods import method_names
-from pfedafm_jax.settings import Setting
 from pfedafm_jax.tasks import differences
 
 ENDS = st.sampled_from([0, 1, -1, 2**31, 2**32, 1e-320, 1e38, 1e39, 0.5, 0.1])

@@ -10,7 +10,7 @@ import pytest
 from small import slow_but, states
 
 from pfedafm_jax import engine
-from pfedafm_jax.config import Config, updated
+from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.data.synthetic import make_synthetic
 from pfedafm_jax.engine import build

@@ -16,7 +16,7 @@ from paper.tables import accuracy_table
 
 from pfedafm_jax import plots
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.config import Config
+from pfedafm_jax.config.config import Config
 from pfedafm_jax.methods import find_method, method_names
 from pfedafm_jax.tables import markdown
 from pfedafm_jax.tasks import Task, find_existing

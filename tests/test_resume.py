@@ -14,7 +14,7 @@ from small import METHODS, slow_but, states
 from pfedafm_jax import compare, plots
 from pfedafm_jax.base.errors import Interrupted, PfedafmError
 from pfedafm_jax.checkpoint import Checkpoints
-from pfedafm_jax.config import updated
+from pfedafm_jax.config.config import updated
 from pfedafm_jax.engine import draw_participants
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.observers import Observer

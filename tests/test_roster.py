@@ -9,7 +9,7 @@ from small import small_config
 
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.base.files import digest
-from pfedafm_jax.config import Config
+from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import values
 from pfedafm_jax.deploy.roster import Roster, classes_of, stand_in
 from pfedafm_jax.deploy.server import Nodes

@@ -12,7 +12,7 @@ from small import command_words
 from pfedafm_jax import plots
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.commands import sweep as grid
-from pfedafm_jax.config import Config, updated
+from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Partition
 from pfedafm_jax.splits import load_data, split
 

@@ -12,7 +12,7 @@ from paper import fig_theory
 
 from pfedafm_jax import plots
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.config import updated
+from pfedafm_jax.config.config import updated
 from pfedafm_jax.data.augment import normalise
 from pfedafm_jax.engine import build, draw_participants, run_round, start
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfedafm_jax.config import Config
+from pfedafm_jax.config.config import Config
 from pfedafm_jax.data.augment import normalise
 from pfedafm_jax.evaluate import accuracy
 from pfedafm_jax.training import (

@@ -9,9 +9,9 @@ from typing import Any
 import flax.linen as nn
 
 from paper import numbers
-from pfedafm_jax.config import Config, updated
+from pfedafm_jax.config.config import Config, updated
+from pfedafm_jax.config.presets import with_preset
 from pfedafm_jax.models import extractor_names, linear, register_extractor
-from pfedafm_jax.presets import with_preset
 from pfedafm_jax.results import Run
 from pfedafm_jax.tasks import Task
 

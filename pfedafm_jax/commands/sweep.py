@@ -19,7 +19,7 @@ import numpy as np
 from pfedafm_jax import cli
 from pfedafm_jax.base.errors import PfedafmError, bad
 from pfedafm_jax.base.files import check_writable, write_atomically
-from pfedafm_jax.config import Config, updated
+from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.flags import every_setting, spelled
 from pfedafm_jax.methods import find_method

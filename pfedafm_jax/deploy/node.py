@@ -13,7 +13,7 @@ from pfedafm_jax import kernels
 from pfedafm_jax.base.errors import PfedafmError, bad
 from pfedafm_jax.base.trees import fitted
 from pfedafm_jax.base.version import own_version
-from pfedafm_jax.config import Config, updated
+from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Dataset, dataset_from_arrays
 from pfedafm_jax.data.dataset import DATASETS
 from pfedafm_jax.data.folders import read_own

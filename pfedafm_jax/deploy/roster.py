@@ -11,7 +11,7 @@ import numpy as np
 
 from pfedafm_jax.base.errors import PfedafmError, bad
 from pfedafm_jax.base.files import digest, read_bytes, write_atomically
-from pfedafm_jax.config import Config
+from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.data.cifar import CIFARS
 from pfedafm_jax.data.values import divisors

@@ -17,7 +17,7 @@ import numpy as np
 from pfedafm_jax import engine
 from pfedafm_jax.base.errors import Interrupted
 from pfedafm_jax.base.trees import num_bytes
-from pfedafm_jax.config import Config
+from pfedafm_jax.config.config import Config
 from pfedafm_jax.deploy.roster import Roster, stand_in
 from pfedafm_jax.deploy.wire import Head, Tree, pack, unpack
 from pfedafm_jax.engine import Programs, RoundResult, State

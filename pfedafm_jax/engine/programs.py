@@ -11,7 +11,7 @@ import numpy as np
 from pfedafm_jax import kernels
 from pfedafm_jax.base.errors import bad
 from pfedafm_jax.base.trees import as_numbers, num_values
-from pfedafm_jax.config import Config
+from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import NORMALISATION, Dataset, Partition
 from pfedafm_jax.engine.compile import Compiled, Form, compiled, shapes_of
 from pfedafm_jax.engine.devices import Devices

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from pfedafm_jax.base.errors import bad
-from pfedafm_jax.config import Config
+from pfedafm_jax.config.config import Config
 from pfedafm_jax.engine.compile import shapes_of
 from pfedafm_jax.engine.programs import Programs
 from pfedafm_jax.engine.schedule import Call, schedule

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from pfedafm_jax.config import Config
+from pfedafm_jax.config.config import Config
 from pfedafm_jax.engine.compile import init_client, init_server
 from pfedafm_jax.engine.programs import Programs
 from pfedafm_jax.engine.store import ClientStore

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from pfedafm_jax.base.errors import PfedafmError, bad, known
-from pfedafm_jax.config import METHOD_SETTINGS, Config
+from pfedafm_jax.config.config import METHOD_SETTINGS, Config
+from pfedafm_jax.config.method_settings import MethodSettings, settings_of
 from pfedafm_jax.methods.base import Cost, Method, Update, Uploads
 from pfedafm_jax.methods.ditto import Ditto
 from pfedafm_jax.methods.fd import FD
@@ -24,7 +25,6 @@ from pfedafm_jax.methods.pfedafm import PFedAFM
 from pfedafm_jax.methods.pfedafm_released import PFedAFMReleased
 from pfedafm_jax.methods.standalone import Standalone
 from pfedafm_jax.models import Architecture, describe
-from pfedafm_jax.settings import MethodSettings, settings_of
 from pfedafm_jax.training import LocalTraining
 
 _BUILT_IN = (

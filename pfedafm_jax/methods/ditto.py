@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import jax
 
+from pfedafm_jax.config.method_settings import MethodSettings, Rate
 from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
 from pfedafm_jax.methods.fedprox import proximal_term
 from pfedafm_jax.methods.fml import init_shared_model, shared_logits
-from pfedafm_jax.settings import MethodSettings, Rate
 from pfedafm_jax.training import Batch, cross_entropy, train
 
 

@@ -12,10 +12,10 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from pfedafm_jax.config.method_settings import MethodSettings, Positive, Rate
 from pfedafm_jax.methods.base import Cost, Server, Update
 from pfedafm_jax.methods.losses import class_means, class_weights, soft_cross_entropy
 from pfedafm_jax.methods.standalone import Standalone, private_logits
-from pfedafm_jax.settings import MethodSettings, Positive, Rate
 from pfedafm_jax.training import cross_entropy, mean_over
 
 

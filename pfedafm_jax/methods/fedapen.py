@@ -16,12 +16,12 @@ import jax.numpy as jnp
 from annotated_types import Ge, Gt, Le, Lt
 from jax import lax
 
+from pfedafm_jax.config.method_settings import MethodSettings, Rate, Share
 from pfedafm_jax.methods.base import Client, Cost, Server, Update
 from pfedafm_jax.methods.fml import PrivateAndShared, shared_logits
 from pfedafm_jax.methods.losses import kl_divergence
 from pfedafm_jax.methods.standalone import private_logits
 from pfedafm_jax.models import Architecture
-from pfedafm_jax.settings import MethodSettings, Rate, Share
 from pfedafm_jax.training import (
     Batch,
     ClientData,

@@ -20,10 +20,10 @@ import jax
 import jax.numpy as jnp
 from annotated_types import Ge, Lt
 
+from pfedafm_jax.config.method_settings import MethodSettings
 from pfedafm_jax.methods.base import Client, Tree
 from pfedafm_jax.methods.fedavg import FedAvg
 from pfedafm_jax.methods.fml import shared_logits
-from pfedafm_jax.settings import MethodSettings
 from pfedafm_jax.training import Batch, ClientData, cross_entropy
 
 

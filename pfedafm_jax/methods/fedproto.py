@@ -13,10 +13,10 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from pfedafm_jax.config.method_settings import MethodSettings, Rate
 from pfedafm_jax.methods.base import Cost, Server, Update
 from pfedafm_jax.methods.losses import class_means, class_weights, squared_distance
 from pfedafm_jax.methods.standalone import Standalone
-from pfedafm_jax.settings import MethodSettings, Rate
 from pfedafm_jax.training import cross_entropy, mean_over
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pfedafm_jax.config.method_settings import MethodSettings, Rate
 from pfedafm_jax.methods.base import Client, Tree
 from pfedafm_jax.methods.fedavg import FedAvg
-from pfedafm_jax.settings import MethodSettings, Rate
 from pfedafm_jax.statistics import without_statistics
 from pfedafm_jax.training import Batch
 

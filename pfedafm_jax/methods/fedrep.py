@@ -13,10 +13,10 @@ from functools import partial
 import jax
 from jax import lax
 
+from pfedafm_jax.config.method_settings import Epochs, MethodSettings
 from pfedafm_jax.methods.base import Cost, Tree, Update
 from pfedafm_jax.methods.fedper import FedPer
 from pfedafm_jax.methods.pfedafm import train_shared_extractor
-from pfedafm_jax.settings import Epochs, MethodSettings
 from pfedafm_jax.training import Batch, ClientData, Trained, cross_entropy, frozen_features, train
 
 

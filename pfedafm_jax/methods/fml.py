@@ -14,11 +14,11 @@ from typing import Literal
 import jax
 from jax import lax
 
+from pfedafm_jax.config.method_settings import MethodSettings, Share
 from pfedafm_jax.methods.base import Cost, Server, Tree, Update
 from pfedafm_jax.methods.losses import kl_divergence
 from pfedafm_jax.methods.standalone import Standalone, private_logits, private_model
 from pfedafm_jax.models import Architecture
-from pfedafm_jax.settings import MethodSettings, Share
 from pfedafm_jax.training import Partitioned, cross_entropy, sgd, train
 
 

@@ -11,10 +11,10 @@ from functools import cache
 import jax
 
 from pfedafm_jax.base.errors import bad
+from pfedafm_jax.config.method_settings import MethodSettings
 from pfedafm_jax.methods.base import Cost, Server, Tree, Update
 from pfedafm_jax.methods.standalone import Standalone, init_private_model, private_logits
 from pfedafm_jax.models import Architecture
-from pfedafm_jax.settings import MethodSettings
 from pfedafm_jax.statistics import STATISTICS
 
 

@@ -6,9 +6,9 @@ Clients depend on one another here, so they are trained one after the other, by
 
 from dataclasses import dataclass, replace
 
+from pfedafm_jax.config.method_settings import Rate
 from pfedafm_jax.methods.base import Cost
 from pfedafm_jax.methods.pfedafm import PFedAFM
-from pfedafm_jax.settings import Rate
 from pfedafm_jax.training import SGD
 
 

@@ -17,7 +17,7 @@ import jax
 import optax
 
 from pfedafm_jax.base.trees import register
-from pfedafm_jax.config import Config
+from pfedafm_jax.config.config import Config
 from pfedafm_jax.statistics import statistics_of, with_statistics, without_statistics
 
 Tree = Any

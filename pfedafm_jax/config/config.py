@@ -17,11 +17,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from pfedafm_jax.base.errors import PfedafmError, bad, known, suggestion
 from pfedafm_jax.base.files import read_bytes
-from pfedafm_jax.data.dataset import Dataset, check_name
-from pfedafm_jax.data.partition import PARTITIONS, Protocol
-from pfedafm_jax.data.shares import GAMMA_RANGE
-from pfedafm_jax.models import extractor_names
-from pfedafm_jax.settings import (
+from pfedafm_jax.config.method_settings import (
     Count,
     Epochs,
     MethodSettings,
@@ -32,6 +28,10 @@ from pfedafm_jax.settings import (
     plain,
     settings_of,
 )
+from pfedafm_jax.data.dataset import Dataset, check_name
+from pfedafm_jax.data.partition import PARTITIONS, Protocol
+from pfedafm_jax.data.shares import GAMMA_RANGE
+from pfedafm_jax.models import extractor_names
 
 CONFIGS = Path(__file__).parent / "configs"
 METHOD_SETTINGS: dict[str, type[MethodSettings]] = {}

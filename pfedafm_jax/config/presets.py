@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pfedafm_jax.base.errors import bad, known
-from pfedafm_jax.config import Config, read_toml, updated
+from pfedafm_jax.config.config import Config, read_toml, updated
 
 
 @cache

@@ -12,14 +12,21 @@ import pytest
 
 from pfedafm_jax import cli
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.config import GROUPS, METHOD_SETTINGS, Config, config_names, updated
+from pfedafm_jax.config.config import GROUPS, METHOD_SETTINGS, Config, config_names, updated
+from pfedafm_jax.config.method_settings import (
+    MethodSettings,
+    Rate,
+    Setting,
+    changed,
+    check_settings,
+    settings_of,
+)
+from pfedafm_jax.config.presets import presets, with_preset
 from pfedafm_jax.data import load_dataset
 from pfedafm_jax.flags import every_setting
 from pfedafm_jax.methods import method_names
 from pfedafm_jax.methods.fml import FML
 from pfedafm_jax.methods.pfedafm import PFedAFM
-from pfedafm_jax.presets import presets, with_preset
-from pfedafm_jax.settings import MethodSettings, Rate, Setting, changed, check_settings, settings_of
 from pfedafm_jax.tasks import differences
 
 EVERY = list(every_setting().items())
