@@ -27,7 +27,7 @@ from pfedafm_jax.base.errors import PfedafmError, bad, known
 from pfedafm_jax.cli import guarded
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import Partition
-from pfedafm_jax.splits import load_data
+from pfedafm_jax.data.load import load_data
 
 TITLES = {"N": "clients, N", "K": "participants a round, K", "E": "local epochs, E"}
 TITLES["devices"] = "devices"

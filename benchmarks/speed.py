@@ -31,8 +31,8 @@ from pfedafm_jax import figures, plots
 from pfedafm_jax.base.errors import bad, known
 from pfedafm_jax.cli import guarded
 from pfedafm_jax.config.config import Config
+from pfedafm_jax.data.load import load_data, split
 from pfedafm_jax.engine import draw_participants
-from pfedafm_jax.splits import load_data, split
 
 LABELS = {
     "ours": "this engine",

@@ -24,9 +24,9 @@ from paper.by_seed import OURS
 from pfedafm_jax import PfedafmError, TrainedRun, cli, figures, load_data, load_run
 from pfedafm_jax.base.errors import bad
 from pfedafm_jax.base.files import write_atomically
+from pfedafm_jax.data.load import held_out
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.progress import console
-from pfedafm_jax.splits import held_out
 from pfedafm_jax.tables import markdown, mean_and_deviation, percent
 
 

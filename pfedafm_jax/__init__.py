@@ -20,6 +20,7 @@ from pfedafm_jax.data import (
     make_partition,
     token_ids,
 )
+from pfedafm_jax.data.load import load_data, split
 from pfedafm_jax.engine import Devices, setup_devices
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.export import export_client, load_client
@@ -28,7 +29,6 @@ from pfedafm_jax.models import describe, register_extractor
 from pfedafm_jax.records import Record, Summary
 from pfedafm_jax.results import Run, read_run, read_runs
 from pfedafm_jax.runs import compare, run
-from pfedafm_jax.splits import load_data, split
 from pfedafm_jax.trained import TrainedClient, TrainedRun, load_run
 
 __version__ = "0.1.0"

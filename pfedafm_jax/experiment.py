@@ -16,11 +16,11 @@ from pfedafm_jax.base.files import Log
 from pfedafm_jax.base.version import own_version
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import Dataset, Partition
+from pfedafm_jax.data.load import load_data, split
 from pfedafm_jax.engine import Devices, build
 from pfedafm_jax.records import FORMAT, Record, Summary, mean, summarize
 from pfedafm_jax.reference import released
 from pfedafm_jax.results import Run, per_round
-from pfedafm_jax.splits import load_data, split
 
 
 class Experiment:

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from pfedafm_jax.base.errors import PfedafmError, bad, whole
-from pfedafm_jax.data.pictures import read_pictures
-from pfedafm_jax.data.values import class_labels, standardised
+from pfedafm_jax.data.arrays import class_labels, standardised
+from pfedafm_jax.data.images import read_pictures
 from pfedafm_jax.engine.state import client_start, start_number
 from pfedafm_jax.single_client import SingleClient
 from pfedafm_jax.trained import TrainedClient, TrainedRun

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pfedafm_jax.base.errors import StorageError, Unread, reason
-from pfedafm_jax.data.partition import PARTITIONS
+from pfedafm_jax.data.partition.partition import PARTITIONS
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.plots import architecture_label
 from pfedafm_jax.records import Record, Summary

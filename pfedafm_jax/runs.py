@@ -19,6 +19,7 @@ from pfedafm_jax.base.files import Log, check_writable, write_atomically
 from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import Dataset, Partition
+from pfedafm_jax.data.load import load_data, split
 from pfedafm_jax.engine import setup_devices
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.methods import chosen_methods, find_method, method_names
@@ -27,7 +28,6 @@ from pfedafm_jax.progress import Progress, bold, console, print_summary, print_t
 from pfedafm_jax.results import Run, read_run
 from pfedafm_jax.rounds import load, train
 from pfedafm_jax.signals import Signals
-from pfedafm_jax.splits import load_data, split
 from pfedafm_jax.tables import COLUMNS, cells, markdown, over_seeds, table
 from pfedafm_jax.tasks import Task, checkpoint_folder, find_existing, other_data, refuse_others
 

@@ -22,9 +22,9 @@ from pfedafm_jax.base.trees import fitted
 from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.checkpoint_files import kept, name_of, read_clients, read_tree
 from pfedafm_jax.config.config import Config, updated
+from pfedafm_jax.data.arrays import standardised
 from pfedafm_jax.data.augment import normalise
-from pfedafm_jax.data.pictures import Pictures, read_pictures
-from pfedafm_jax.data.values import standardised
+from pfedafm_jax.data.images import Pictures, read_pictures
 from pfedafm_jax.engine.compile import init_client, init_server
 from pfedafm_jax.engine.devices import matmul_precision
 from pfedafm_jax.engine.state import SERVER_KEY, client_start, start_number

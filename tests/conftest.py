@@ -13,7 +13,7 @@ from pfedafm_jax import methods, models
 from pfedafm_jax.base.files import default_cache_dir
 from pfedafm_jax.config.config import METHOD_SETTINGS, Config
 from pfedafm_jax.data import Dataset, Partition, dataset_from_arrays
-from pfedafm_jax.data.synthetic import make_synthetic
+from pfedafm_jax.data.sources.synthetic import make_synthetic
 from pfedafm_jax.engine.compile import compiled
 from pfedafm_jax.kernels import conv_pool
 from pfedafm_jax.models import Convolution, linear, register_extractor

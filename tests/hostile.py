@@ -18,7 +18,7 @@ from PIL import Image
 
 from pfedafm_jax import Partition, load_dataset
 from pfedafm_jax.config.config import Config
-from pfedafm_jax.data.cifar import CIFAR10
+from pfedafm_jax.data.sources.cifar import CIFAR10
 
 
 class Attack:

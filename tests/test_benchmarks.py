@@ -19,7 +19,7 @@ from small import slow_but
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.config.config import updated
 from pfedafm_jax.data import Partition, dataset_from_arrays
-from pfedafm_jax.data.synthetic import make_synthetic
+from pfedafm_jax.data.sources.synthetic import make_synthetic
 from pfedafm_jax.engine import build, run_round, start
 from pfedafm_jax.engine.visit import client_key
 from pfedafm_jax.training import epoch_order

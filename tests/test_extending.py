@@ -17,14 +17,14 @@ from pfedafm_jax import cli, methods, models
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.config.config import METHOD_SETTINGS, Config, updated
 from pfedafm_jax.data import Partition, dataset_from_arrays
-from pfedafm_jax.data.synthetic import make_synthetic
+from pfedafm_jax.data.load import split
+from pfedafm_jax.data.sources.synthetic import make_synthetic
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.extractors import MobileNetSmall, ResNet
 from pfedafm_jax.methods import method_names, register_method
 from pfedafm_jax.methods.fedper import FedPer
 from pfedafm_jax.models import describe, register_extractor
 from pfedafm_jax.plugins import load_plugin
-from pfedafm_jax.splits import split
 from pfedafm_jax.tasks import differences
 
 ROOT = Path(__file__).parent.parent

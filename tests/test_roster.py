@@ -10,7 +10,7 @@ from small import small_config
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.base.files import digest
 from pfedafm_jax.config.config import Config
-from pfedafm_jax.data import values
+from pfedafm_jax.data import arrays
 from pfedafm_jax.deploy.roster import Roster, classes_of, stand_in
 from pfedafm_jax.deploy.server import Nodes
 
@@ -71,7 +71,7 @@ def test_statistics_of_features_are_those_of_all_rows_together(tmp_path):
         head = {"image_shape": [4], "dtype": "float32", "num_train": len(own)}
         statistics = {"mean": own.mean(axis=0).tolist(), "std": own.std(axis=0).tolist()}
         made.admit(client, HELLO | head | statistics)
-    mean, std = values.statistics(rows)
+    mean, std = arrays.statistics(rows)
     assert std[2] == 1.0 and made.about["mean"] == pytest.approx(mean)
     assert made.about["std"] == pytest.approx(std)
 

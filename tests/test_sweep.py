@@ -14,7 +14,7 @@ from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.commands import sweep as grid
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Partition
-from pfedafm_jax.splits import load_data, split
+from pfedafm_jax.data.load import load_data, split
 
 
 def sweep(*arguments: str, **settings) -> int:

@@ -4,7 +4,7 @@ import argparse
 
 import jax
 
-from pfedafm_jax.data.folders import read_own
+from pfedafm_jax.data.sources.folder import read_own
 from pfedafm_jax.export import check_target, export_client
 from pfedafm_jax.plugins import load_plugin
 from pfedafm_jax.progress import clean, console

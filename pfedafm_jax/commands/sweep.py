@@ -21,13 +21,13 @@ from pfedafm_jax.base.errors import PfedafmError, bad
 from pfedafm_jax.base.files import check_writable, write_atomically
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Dataset, Partition
+from pfedafm_jax.data.load import split
 from pfedafm_jax.flags import every_setting, spelled
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.progress import console, print_table
 from pfedafm_jax.results import MATTERS_IF, Run
 from pfedafm_jax.runs import run_all
 from pfedafm_jax.signals import Signals
-from pfedafm_jax.splits import split
 from pfedafm_jax.tables import markdown, mean_and_deviation, percent
 from pfedafm_jax.tasks import ELSEWHERE, Task, find_existing
 

@@ -29,8 +29,8 @@ from pfedafm_jax.config.method_settings import (
     settings_of,
 )
 from pfedafm_jax.data.dataset import Dataset, check_name
-from pfedafm_jax.data.partition import PARTITIONS, Protocol
-from pfedafm_jax.data.shares import GAMMA_RANGE
+from pfedafm_jax.data.partition.partition import PARTITIONS, Protocol
+from pfedafm_jax.data.partition.shares import GAMMA_RANGE
 from pfedafm_jax.models import extractor_names
 
 CONFIGS = Path(__file__).parent / "configs"

@@ -8,5 +8,5 @@ from pfedafm_jax.data.dataset import (
     dataset_from_arrays,
     load_dataset,
 )
-from pfedafm_jax.data.leaf import token_ids
-from pfedafm_jax.data.partition import Partition, make_partition
+from pfedafm_jax.data.partition.partition import Partition, make_partition
+from pfedafm_jax.data.sources.leaf import token_ids

@@ -12,13 +12,13 @@ import numpy as np
 
 from pfedafm_jax.base.errors import PfedafmError, bad, known
 from pfedafm_jax.base.files import Log, default_cache_dir
-from pfedafm_jax.data.cifar import CIFARS, Arrays, sums_of
-from pfedafm_jax.data.folders import FOLDER, LEAF, PREFIXES, TFDS, read_folder, read_npz
-from pfedafm_jax.data.leaf import read_leaf
-from pfedafm_jax.data.sources import obtain
-from pfedafm_jax.data.synthetic import make_synthetic
-from pfedafm_jax.data.tfds import read_tfds
-from pfedafm_jax.data.values import class_labels, kept, standardised, statistics
+from pfedafm_jax.data.arrays import class_labels, kept, standardised, statistics
+from pfedafm_jax.data.sources.cifar import CIFARS, Arrays, sums_of
+from pfedafm_jax.data.sources.folder import FOLDER, LEAF, PREFIXES, TFDS, read_folder, read_npz
+from pfedafm_jax.data.sources.leaf import read_leaf
+from pfedafm_jax.data.sources.obtain import obtain
+from pfedafm_jax.data.sources.synthetic import make_synthetic
+from pfedafm_jax.data.sources.tfds import read_tfds
 
 DATASETS = ("cifar10", "cifar100", "synthetic")
 
@@ -34,7 +34,7 @@ NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 class Dataset:
     """Images and labels as they are published: nothing is shuffled or split yet.
 
-    Images may be other data, see `values.py`; features are normalised, nothing else is.
+    Images may be other data, see `arrays.py`; features are normalised, nothing else is.
     """
 
     name: str
@@ -159,7 +159,7 @@ def dataset_from_arrays(
     """A dataset from your own uint8 images [num, height, width(, channels)] and labels [num].
 
     Grey images may come without a channel axis. Features (floats) and token ids (integers) may be
-    [num, …] of any shape, see `values.py`. `num_classes` defaults to the largest label plus one,
+    [num, …] of any shape, see `arrays.py`. `num_classes` defaults to the largest label plus one,
     and then every class must have an image; `class_names` to their numbers; `mean` and `std` (one
     number per channel, or feature of the last axis) to those of the training images. `users` names
     or numbers the owner of each image, training images first, for `partition="natural"`.

@@ -13,8 +13,8 @@ from pfedafm_jax.base.errors import PfedafmError, bad
 from pfedafm_jax.base.files import digest, read_bytes, write_atomically
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import Dataset, Partition
-from pfedafm_jax.data.cifar import CIFARS
-from pfedafm_jax.data.values import divisors
+from pfedafm_jax.data.arrays import divisors
+from pfedafm_jax.data.sources.cifar import CIFARS
 from pfedafm_jax.deploy.wire import Head
 from pfedafm_jax.methods import find_method
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pfedafm_jax.data import cifar as cifar_module
-from pfedafm_jax.data import tfds
-from pfedafm_jax.data.cifar import CIFAR10, CIFAR100, Arrays, Cifar, sums_of
+from pfedafm_jax.data.sources import cifar as cifar_module
+from pfedafm_jax.data.sources import tfds
+from pfedafm_jax.data.sources.cifar import CIFAR10, CIFAR100, Arrays, Cifar, sums_of
 
 _CLASS_NAMES = {
     "cifar10": {"batches.meta.txt": 10},

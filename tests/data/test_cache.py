@@ -9,7 +9,8 @@ import pytest
 
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.base.files import default_cache_dir, write_atomically
-from pfedafm_jax.data import load_dataset, sources, tfds
+from pfedafm_jax.data import load_dataset
+from pfedafm_jax.data.sources import obtain, tfds
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_damaged_cache_is_said_removed_and_fetched_again(fetches, tiny10, tmp_pa
         np.savez(path, **objects)
     elif damage == "other data":  # well formed
         other = arrays._replace(train_images=arrays.train_images[::-1])
-        sources.store(tiny10.cifar, other, "here", tmp_path, print)
+        obtain.store(tiny10.cifar, other, "here", tmp_path, print)
     elif isinstance(damage, str):
         member = arrays.train_images if "image" in damage else arrays.test_labels
         content[content.index(member.tobytes()) + 2] ^= 4

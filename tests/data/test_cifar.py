@@ -13,8 +13,9 @@ from conftest import Tiny, as_tfrecord, sha256_of, tarred
 
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.base.files import default_cache_dir
-from pfedafm_jax.data import load_dataset, npm, tfds
-from pfedafm_jax.data.cifar import CIFAR10, check_sums
+from pfedafm_jax.data import load_dataset
+from pfedafm_jax.data.sources import npm, tfds
+from pfedafm_jax.data.sources.cifar import CIFAR10, check_sums
 
 
 def assert_is(dataset, tiny):

@@ -17,7 +17,7 @@ from PIL import Image
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import dataset_from_arrays, load_dataset
-from pfedafm_jax.data.synthetic import make_synthetic
+from pfedafm_jax.data.sources.synthetic import make_synthetic
 from pfedafm_jax.experiment import Experiment
 
 

@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from pfedafm_jax import Config, PfedafmError, dataset_from_arrays, load_dataset, split
-from pfedafm_jax.data.cifar import CIFARS
-from pfedafm_jax.splits import held_out
+from pfedafm_jax.data.load import held_out
+from pfedafm_jax.data.sources.cifar import CIFARS
 
 
 def test_classes_have_the_names_of_their_folders_or_of_the_caller_or_their_numbers(tmp_path):

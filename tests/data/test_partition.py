@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.data import Partition, make_partition
-from pfedafm_jax.data.shares import apportion, dirichlet_counts, draw_classes
+from pfedafm_jax.data.partition.shares import apportion, dirichlet_counts, draw_classes
 
 QUICK = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 CIFAR_LIKE = np.tile(np.arange(10), 6000)

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from pfedafm_jax import PfedafmError, load_dataset
-from pfedafm_jax.data.folders import read_own
-from pfedafm_jax.data.pictures import read_pictures
+from pfedafm_jax.data.images import read_pictures
+from pfedafm_jax.data.sources.folder import read_own
 
 RAMP = np.arange(12, dtype=np.uint8).reshape(3, 4)  # a grey picture, 4 wide and 3 high
 DEEP = RAMP.astype(np.uint16) * 5000

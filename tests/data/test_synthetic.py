@@ -5,7 +5,7 @@ import pytest
 
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.data import load_dataset
-from pfedafm_jax.data.synthetic import make_synthetic
+from pfedafm_jax.data.sources.synthetic import make_synthetic
 
 
 def test_shapes_and_five_sixths_to_one_sixth():

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from pfedafm_jax import Config, PfedafmError, load_dataset, split
-from pfedafm_jax.data import leaf
-from pfedafm_jax.data.leaf import token_ids
+from pfedafm_jax.data.sources import leaf
+from pfedafm_jax.data.sources.leaf import token_ids
 
 
 def picture(path, grey=0):

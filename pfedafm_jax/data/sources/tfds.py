@@ -24,7 +24,8 @@ from PIL import Image
 
 from pfedafm_jax.base.errors import PfedafmError, naming
 from pfedafm_jax.base.files import Log, read_bytes, reading
-from pfedafm_jax.data.cifar import (
+from pfedafm_jax.data.images import same_shape
+from pfedafm_jax.data.sources.cifar import (
     IMAGE_BYTES,
     IMAGE_SIZE,
     Arrays,
@@ -32,7 +33,7 @@ from pfedafm_jax.data.cifar import (
     channels_last,
     read_archive,
 )
-from pfedafm_jax.data.folders import Found, same_shape
+from pfedafm_jax.data.sources.folder import Found
 
 REACH_SECONDS = 6.0
 OWN_FEATURES = "tensorflow_datasets.core.features."  # the module of TFDS's own features

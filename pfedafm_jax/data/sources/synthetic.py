@@ -8,7 +8,7 @@ learns this within a few epochs, but not in one.
 import numpy as np
 
 from pfedafm_jax.base.errors import bad
-from pfedafm_jax.data.cifar import Arrays
+from pfedafm_jax.data.sources.cifar import Arrays
 
 PATTERNS_PER_CLASS = 3
 NUM_DISTRACTORS = 32

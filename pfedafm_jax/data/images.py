@@ -1,15 +1,15 @@
 """What is to be classified: arrays, a file of arrays, image files, a folder of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
+from PIL import Image, ImageOps
 
 from pfedafm_jax.base.errors import PfedafmError, bad, naming
 from pfedafm_jax.base.files import reading
-from pfedafm_jax.data.folders import SUFFIXES, images_of, opened, pixels_of
-from pfedafm_jax.data.values import kept
+from pfedafm_jax.data.arrays import kept
 
 Pictures = np.ndarray | str | Path | Sequence[str | Path]
 
@@ -100,3 +100,77 @@ def _array(
         f"{what}: {images.dtype} {list(images.shape)}; accepted: {wanted.dtype} "
         f"[num, {', '.join(map(str, shape))}], as the model was trained on"
     )
+
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+
+
+# Other formats may run external programs to be decoded.
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+
+
+GREY_MODES = ("1", "L", "LA")
+
+
+DEEP_MODES = "IF"  # first letters of grey pictures with 16 bits and more, and of floats
+
+
+def images_of(folder: Path) -> list[Path]:
+    """The image files in a folder, at any depth, in the order of their names."""
+    found = (file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES)
+    return sorted(file for file in found if file.is_file())
+
+
+def opened(path: Path) -> Image.Image:
+    what = naming(f"{path} is not a readable image")
+    with what, reading(path) as file, Image.open(file, formats=FORMATS) as image:
+        if _drops_bits(image):
+            found = f"{path} has colours of more than 8 bits ({image.mode})"
+            raise PfedafmError(f"{found}; accepted: 8 bits per channel, or grey images")
+        return ImageOps.exif_transpose(image)  # cameras store rotated images
+
+
+def _drops_bits(image: Image.Image) -> bool:
+    """Whether an image has more than 8 bits per channel; Pillow would drop the lower ones."""
+    if image.mode[0] in DEEP_MODES:
+        return False
+    for codec, _, _, arguments in getattr(image, "tile", ()):  # the decoder's, with the bits
+        if codec.startswith("ppm") and isinstance(arguments, tuple) and arguments[-1] > 255:
+            return True
+        if ";16" in str(arguments):
+            return True
+    return False
+
+
+def pixels_of(image: Image.Image, size: tuple[int, int] | None, mode: str = "") -> np.ndarray:
+    """A picture as uint8 [height, width, 1 or 3], or float32 [height, width, 1] of more than 8 bits.
+
+    Args:
+        size: width and height to resize it to.
+        mode: Pillow's, of 8-bit pictures; by default grey ones stay grey and others are RGB.
+    """
+    if image.mode[0] in DEEP_MODES:
+        image = Image.fromarray(np.asarray(image, np.float32))
+    else:
+        image = image.convert(mode or ("L" if image.mode in GREY_MODES else "RGB"))
+    pixels = np.asarray(image.resize(size, Image.Resampling.BILINEAR) if size else image)
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def same_shape(images: Iterable[tuple[str, Image.Image]], image_size: int) -> np.ndarray:
+    """(name, picture) pairs as [num, height, width, 1 or 3]: grey if all are, else RGB."""
+    found: list[np.ndarray] = []
+    first: tuple[str, str] | None = None
+    for name, image in images:
+        pixels = pixels_of(image, (image_size, image_size) if image_size else None)
+        is_now = f"{pixels.shape[1]}x{pixels.shape[0]}"
+        if pixels.dtype != np.uint8:
+            is_now += " with more than 8 bits"
+        first = first or (name, is_now)
+        if is_now != first[1]:
+            both = f"{first[0]} is {first[1]}, {name} is {is_now}"
+            mend = "the run can make them one size: --image-size N (image_size in Python)"
+            raise PfedafmError(f"images differ: {both}; {mend}")
+        found.append(pixels)
+    channels = max((pixels.shape[-1] for pixels in found), default=1)
+    return np.stack([np.repeat(pixels, channels // pixels.shape[-1], axis=-1) for pixels in found])

@@ -16,8 +16,8 @@ import numpy as np
 
 from pfedafm_jax.base.errors import PfedafmError, naming, reason
 from pfedafm_jax.base.files import Log, read_bytes, reading, write_atomically
-from pfedafm_jax.data import npm, tfds
-from pfedafm_jax.data.cifar import (
+from pfedafm_jax.data.sources import npm, tfds
+from pfedafm_jax.data.sources.cifar import (
     HOMEPAGE,
     Arrays,
     Cifar,

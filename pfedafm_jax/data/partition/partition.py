@@ -9,7 +9,7 @@ import numpy as np
 
 from pfedafm_jax.base.errors import PfedafmError, bad, naming
 from pfedafm_jax.base.files import reading, write_atomically
-from pfedafm_jax.data.shares import (
+from pfedafm_jax.data.partition.shares import (
     apportion,
     dirichlet_counts,
     draw_classes,

@@ -14,8 +14,9 @@ import numpy as np
 
 from pfedafm_jax.base.errors import PfedafmError, bad, naming
 from pfedafm_jax.base.files import read_bytes
-from pfedafm_jax.data.cifar import Arrays
-from pfedafm_jax.data.folders import SUFFIXES, Found, count_of
+from pfedafm_jax.data.images import SUFFIXES
+from pfedafm_jax.data.sources.cifar import Arrays
+from pfedafm_jax.data.sources.folder import Found, count_of
 
 MAX_BYTES = 2**30  # of a file; as Python objects it takes several times as much memory
 LONGEST_TEXT = 2**14
