@@ -24,7 +24,7 @@ from pfedafm_jax.base.errors import PfedafmError, bad, naming
 from pfedafm_jax.base.version import own_version
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Dataset, Partition
-from pfedafm_jax.kernels.build import processor
+from pfedafm_jax.models.kernels.build import processor
 
 ROOT = Path(__file__).parent.parent
 console = Console(highlight=False, soft_wrap=False)

@@ -14,10 +14,10 @@ import jax
 import numpy as np
 from common import Work
 
-from pfedafm_jax import kernels
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Partition
 from pfedafm_jax.engine import Devices, build, run_round, setup_devices, start
+from pfedafm_jax.models import kernels
 
 
 class Engine:

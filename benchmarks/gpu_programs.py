@@ -51,10 +51,10 @@ def build_programs(options: argparse.Namespace) -> Any:
     """The `Programs` of a run of the method, on blank images and as many CPU devices."""
     import numpy as np
 
-    from pfedafm_jax import kernels
     from pfedafm_jax.config.config import Config
     from pfedafm_jax.data import Partition, dataset_from_arrays
     from pfedafm_jax.engine import build, setup_devices
+    from pfedafm_jax.models import kernels
 
     setup_devices(options.devices, cache=False)
     kernels.choose("xla")

@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pfedafm_jax import kernels
 from pfedafm_jax.base.errors import bad
 from pfedafm_jax.cli import guarded
-from pfedafm_jax.extractors import GROUP
-from pfedafm_jax.models import Architecture, describe
+from pfedafm_jax.models import kernels
+from pfedafm_jax.models.architecture import Architecture, describe
+from pfedafm_jax.models.resnet import GROUP
 
 NETWORKS = {"mobilenet_small": 6, "resnet_small": 3, "resnet18": 1}  # and steps in a loop
 RATES = {"learning_rate": 0.01, "momentum": 0.9}

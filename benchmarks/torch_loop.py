@@ -26,7 +26,7 @@ import torch.nn.functional as functional
 from common import Work
 from torch import Tensor, nn
 
-from pfedafm_jax.models import describe
+from pfedafm_jax.models.architecture import describe
 from pfedafm_jax.training import EVALUATION_BATCH
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a GPU if there is one, as ours

@@ -16,7 +16,7 @@ import torch.multiprocessing as multiprocessing
 from common import Work
 from torch_loop import TorchLoop
 
-from pfedafm_jax.models import describe
+from pfedafm_jax.models.architecture import describe
 
 
 def serve(

@@ -27,7 +27,7 @@ from pfedafm_jax.engine import Programs, draw_participants
 from pfedafm_jax.engine.visit import client_key
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.methods.pfedafm import PFedAFM, mix_features
-from pfedafm_jax.models import Architecture
+from pfedafm_jax.models.architecture import Architecture
 from pfedafm_jax.reference import plain
 from pfedafm_jax.training import cross_entropy
 

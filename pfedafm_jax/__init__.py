@@ -25,7 +25,7 @@ from pfedafm_jax.engine import Devices, setup_devices
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.export import export_client, load_client
 from pfedafm_jax.methods import method_names, register_method
-from pfedafm_jax.models import describe, register_extractor
+from pfedafm_jax.models.architecture import describe, register_extractor
 from pfedafm_jax.records import Record, Summary
 from pfedafm_jax.results import Run, read_run, read_runs
 from pfedafm_jax.runs import compare, run

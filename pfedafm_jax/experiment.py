@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pfedafm_jax import engine, kernels
+from pfedafm_jax import engine
 from pfedafm_jax.base.errors import START_OVER, PfedafmError
 from pfedafm_jax.base.files import Log
 from pfedafm_jax.base.version import own_version
@@ -18,6 +18,7 @@ from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.data.load import load_data, split
 from pfedafm_jax.engine import Devices, build
+from pfedafm_jax.models import kernels
 from pfedafm_jax.records import FORMAT, Record, Summary, mean, summarize
 from pfedafm_jax.reference import released
 from pfedafm_jax.results import Run, per_round

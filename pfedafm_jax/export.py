@@ -20,13 +20,13 @@ import jax
 import numpy as np
 from safetensors.numpy import load, save
 
-from pfedafm_jax import kernels
 from pfedafm_jax.base.errors import PfedafmError, bad, naming
 from pfedafm_jax.base.files import check_writable, digest, read_bytes, write_atomically
 from pfedafm_jax.base.trees import by_path, fitted
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.deploy.states import States
 from pfedafm_jax.engine.devices import matmul_precision
+from pfedafm_jax.models import kernels
 from pfedafm_jax.tables import percent
 from pfedafm_jax.trained import CARD_FORMAT, TrainedClient, model_of
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from pfedafm_jax.base.errors import PfedafmError, suggestion
 from pfedafm_jax.config.config import GROUPS, METHOD_SETTINGS, Config
 from pfedafm_jax.config.method_settings import Setting, settings_of
-from pfedafm_jax.models import extractor_names
+from pfedafm_jax.models.architecture import extractor_names
 
 ALIASES = {
     "lr": "learning-rate", "epochs": "local-epochs", "batch": "batch-size", "bs": "batch-size",

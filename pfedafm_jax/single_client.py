@@ -12,8 +12,8 @@ from pfedafm_jax.engine.devices import matmul_precision
 from pfedafm_jax.engine.visit import Common, Slots, StageResult, evaluate, work
 from pfedafm_jax.methods import Method
 from pfedafm_jax.methods.base import Client, Server
-from pfedafm_jax.models import Architecture
-from pfedafm_jax.statistics import PRIVATE_STATISTICS, shared_parts_of
+from pfedafm_jax.models.architecture import Architecture
+from pfedafm_jax.models.batch_stats import PRIVATE_STATISTICS, shared_parts_of
 
 _work, _evaluate = (jax.jit(stage, static_argnums=0) for stage in (work, evaluate))
 

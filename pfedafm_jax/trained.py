@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfedafm_jax import kernels
 from pfedafm_jax.base.errors import PfedafmError, bad, known, whole
 from pfedafm_jax.base.trees import fitted
 from pfedafm_jax.checkpoint import Checkpoints
@@ -31,10 +30,11 @@ from pfedafm_jax.engine.state import SERVER_KEY, client_start, start_number
 from pfedafm_jax.methods import Method, make_method, method_names
 from pfedafm_jax.methods.base import Client, Server
 from pfedafm_jax.methods.server_optimizer import broadcast_of, judged_of
-from pfedafm_jax.models import Architecture, describe
+from pfedafm_jax.models import kernels
+from pfedafm_jax.models.architecture import Architecture, describe
+from pfedafm_jax.models.batch_stats import predict
 from pfedafm_jax.records import mean
 from pfedafm_jax.results import Run, read_run
-from pfedafm_jax.statistics import predict
 from pfedafm_jax.tasks import checkpoint_folder, differences, other_digest
 from pfedafm_jax.training import EVALUATION_BATCH
 

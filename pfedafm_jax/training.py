@@ -16,11 +16,11 @@ import numpy as np
 import optax
 from jax import lax
 
-from pfedafm_jax import kernels, networks
 from pfedafm_jax.base.trees import register
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.data.augment import augment, normalise
-from pfedafm_jax.statistics import statistics_of, with_statistics, without_statistics
+from pfedafm_jax.models import flax_modules, kernels
+from pfedafm_jax.models.batch_stats import statistics_of, with_statistics, without_statistics
 
 Tree = Any
 EVALUATION_BATCH = 64
@@ -286,7 +286,7 @@ def train(
 
         def of_weights(weights):
             whole = with_statistics(weights, before)
-            with networks.training(whole, step_key, batch.weights) as running:
+            with flax_modules.training(whole, step_key, batch.weights) as running:
                 return loss(whole, batch), running.statistics()
 
         weights = without_statistics(params)

@@ -9,14 +9,16 @@ import jax
 import numpy as np
 import pytest
 
-from pfedafm_jax import methods, models
+from pfedafm_jax import methods
 from pfedafm_jax.base.files import default_cache_dir
 from pfedafm_jax.config.config import METHOD_SETTINGS, Config
 from pfedafm_jax.data import Dataset, Partition, dataset_from_arrays
 from pfedafm_jax.data.sources.synthetic import make_synthetic
 from pfedafm_jax.engine.compile import compiled
-from pfedafm_jax.kernels import conv_pool
-from pfedafm_jax.models import Convolution, linear, register_extractor
+from pfedafm_jax.models import architecture
+from pfedafm_jax.models.architecture import register_extractor
+from pfedafm_jax.models.cnn import Convolution, linear
+from pfedafm_jax.models.kernels import conv_pool
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -101,13 +103,13 @@ def compiled_in_full(request):
 @pytest.fixture
 def registered(monkeypatch):
     """Methods and extractors that a test registers are unknown again after it."""
-    monkeypatch.setattr(models, "_EXTRACTORS", dict(models._EXTRACTORS))
+    monkeypatch.setattr(architecture, "_EXTRACTORS", dict(architecture._EXTRACTORS))
     monkeypatch.setattr(methods, "_METHODS", dict(methods._METHODS))
     before = dict(METHOD_SETTINGS)
     yield
     METHOD_SETTINGS.clear()
     METHOD_SETTINGS.update(before)
-    models.describe.cache_clear()
+    architecture.describe.cache_clear()
 
 
 @pytest.fixture(scope="session")

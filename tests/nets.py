@@ -8,7 +8,7 @@ from flax import nnx
 from small import CLASSES, WIDTH, small_config, small_data
 
 from pfedafm_jax.engine import build
-from pfedafm_jax.models import describe, register_extractor
+from pfedafm_jax.models.architecture import describe, register_extractor
 
 PIXELS, HIDDEN, IMAGE = 9, 5, (3, 3, 1)
 MEAN, VAR = (f"batch_stats.extractor.BatchNorm_0.{name}" for name in ("mean", "var"))

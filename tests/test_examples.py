@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import pfedafm_jax
-from pfedafm_jax import data, methods, models
+from pfedafm_jax import data, methods
 from pfedafm_jax.methods import base, pfedafm
+from pfedafm_jax.models import architecture
 
 ROOT = Path(__file__).parents[1]
 MODULES = [module.name for module in pkgutil.walk_packages(pfedafm_jax.__path__, "pfedafm_jax.")]
@@ -21,7 +22,7 @@ if importlib.util.find_spec("cryptography") is None:  # of the extra flower
 SHOWN = [
     pfedafm_jax.Config, pfedafm_jax.Config.load, pfedafm_jax.updated, pfedafm_jax.with_preset,
     data.make_partition, data.Partition.class_counts, data.dataset_from_arrays, data.token_ids,
-    models.describe, models.register_extractor, methods.register_method,
+    architecture.describe, architecture.register_extractor, methods.register_method,
     pfedafm.mix_features, base.average, base.weigh,
 ]  # fmt: skip
 

@@ -13,17 +13,19 @@ import jax
 import numpy as np
 import pytest
 
-from pfedafm_jax import cli, methods, models
+from pfedafm_jax import cli, methods
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.config.config import METHOD_SETTINGS, Config, updated
 from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.data.load import split
 from pfedafm_jax.data.sources.synthetic import make_synthetic
 from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.extractors import MobileNetSmall, ResNet
 from pfedafm_jax.methods import method_names, register_method
 from pfedafm_jax.methods.fedper import FedPer
-from pfedafm_jax.models import describe, register_extractor
+from pfedafm_jax.models import architecture
+from pfedafm_jax.models.architecture import describe, register_extractor
+from pfedafm_jax.models.mobilenet import MobileNetSmall
+from pfedafm_jax.models.resnet import ResNet
 from pfedafm_jax.plugins import load_plugin
 from pfedafm_jax.tasks import differences
 
@@ -34,10 +36,15 @@ DOCS = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 @pytest.fixture(scope="module", autouse=True)
 def registries():
     """What is registered here is gone afterwards."""
-    kept = dict(models._EXTRACTORS), dict(methods._METHODS), list(sys.path), dict(METHOD_SETTINGS)
+    kept = (
+        dict(architecture._EXTRACTORS),
+        dict(methods._METHODS),
+        list(sys.path),
+        dict(METHOD_SETTINGS),
+    )
     yield
-    models._EXTRACTORS.clear()
-    models._EXTRACTORS.update(kept[0])
+    architecture._EXTRACTORS.clear()
+    architecture._EXTRACTORS.update(kept[0])
     methods._METHODS.clear()
     methods._METHODS.update(kept[1])
     sys.path[:] = kept[2]
@@ -141,7 +148,7 @@ from typing import Literal
 
 import helper_of_the_plugin
 from pfedafm_jax import register_extractor, register_method
-from pfedafm_jax.extractors import ResNet
+from pfedafm_jax.models.resnet import ResNet
 from pfedafm_jax.methods import MethodSettings
 from pfedafm_jax.methods.fedper import FedPer
 
@@ -288,7 +295,7 @@ def command(words: list[str]) -> int:
     return 0
 
 
-# Blocks that take longest to compile; tests/test_networks.py and test_values.py have their like.
+# Blocks that take longest to compile; tests/models/test_networks.py and test_values.py have their like.
 LONG_BLOCKS = ("normed = replace(", "wards = ", "from pfedafm_jax import token_ids")
 
 

@@ -27,7 +27,8 @@ ROOT = Path(__file__).parent.parent
 CLIENTS, ROUNDS = 3, 5
 NETWORKS = """
 import flax.linen as nn
-from pfedafm_jax.models import linear, register_extractor
+from pfedafm_jax.models.cnn import linear
+from pfedafm_jax.models.architecture import register_extractor
 
 class Tiny(nn.Module):
     hidden: int

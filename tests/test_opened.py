@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from small import small_config, small_data
 
-from pfedafm_jax import PfedafmError, export_client, kernels, load_client, load_run, run
+from pfedafm_jax import PfedafmError, export_client, load_client, load_run, run
+from pfedafm_jax.models import kernels
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,8 @@ import pytest
 from pfedafm_jax import plots
 from pfedafm_jax.cli import guarded
 from pfedafm_jax.commands import run as command
-from pfedafm_jax.models import linear, register_extractor
+from pfedafm_jax.models.architecture import register_extractor
+from pfedafm_jax.models.cnn import linear
 
 ROOT = Path(__file__).parent.parent
 

@@ -11,7 +11,8 @@ import flax.linen as nn
 from paper import numbers
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.config.presets import with_preset
-from pfedafm_jax.models import extractor_names, linear, register_extractor
+from pfedafm_jax.models.architecture import extractor_names, register_extractor
+from pfedafm_jax.models.cnn import linear
 from pfedafm_jax.results import Run
 from pfedafm_jax.tasks import Task
 

@@ -11,7 +11,7 @@ from paper.outcome import BEST, EVERYONE, LAST_TEN, PAPER, Outcome, Table
 from paper.study import Found, Study, at
 from pfedafm_jax import figures
 from pfedafm_jax.methods import find_method
-from pfedafm_jax.models import describe
+from pfedafm_jax.models.architecture import describe
 from pfedafm_jax.results import Run
 from pfedafm_jax.tables import percent
 from pfedafm_jax.tasks import Task

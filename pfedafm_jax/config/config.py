@@ -31,7 +31,7 @@ from pfedafm_jax.config.method_settings import (
 from pfedafm_jax.data.dataset import Dataset, check_name
 from pfedafm_jax.data.partition.partition import PARTITIONS, Protocol
 from pfedafm_jax.data.partition.shares import GAMMA_RANGE
-from pfedafm_jax.models import extractor_names
+from pfedafm_jax.models.architecture import extractor_names
 
 CONFIGS = Path(__file__).parent / "configs"
 METHOD_SETTINGS: dict[str, type[MethodSettings]] = {}

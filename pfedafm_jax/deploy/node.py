@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pfedafm_jax import kernels
 from pfedafm_jax.base.errors import PfedafmError, bad
 from pfedafm_jax.base.trees import fitted
 from pfedafm_jax.base.version import own_version
@@ -21,6 +20,7 @@ from pfedafm_jax.data.sources.folder import read_own
 from pfedafm_jax.deploy.states import States
 from pfedafm_jax.deploy.wire import Head, Tree, pack, unpack
 from pfedafm_jax.engine.state import client_start
+from pfedafm_jax.models import kernels
 from pfedafm_jax.single_client import SingleClient
 from pfedafm_jax.trained import Model, make_card, model_of
 

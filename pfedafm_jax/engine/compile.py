@@ -32,7 +32,6 @@ from pfedafm_jax.engine.visit import (
     work,
     zero_totals,
 )
-from pfedafm_jax.families import Kind, kinds_of, widen
 from pfedafm_jax.methods.base import (
     Method,
     Server,
@@ -42,8 +41,9 @@ from pfedafm_jax.methods.base import (
     start_server,
 )
 from pfedafm_jax.methods.server_optimizer import broadcast_of
-from pfedafm_jax.models import Architecture
-from pfedafm_jax.statistics import own_statistics, shared_parts_of
+from pfedafm_jax.models.architecture import Architecture
+from pfedafm_jax.models.batch_stats import own_statistics, shared_parts_of
+from pfedafm_jax.models.padding import Kind, kinds_of, widen
 
 Tree = Any
 TRACED: Counter[str] = Counter()

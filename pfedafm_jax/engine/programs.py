@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from pfedafm_jax import kernels
 from pfedafm_jax.base.errors import bad
 from pfedafm_jax.base.trees import as_numbers, num_values
 from pfedafm_jax.config.config import Config
@@ -20,8 +19,9 @@ from pfedafm_jax.engine.transfers import Buffers
 from pfedafm_jax.engine.visit import Common
 from pfedafm_jax.methods import make_method
 from pfedafm_jax.methods.base import Cost, Method, Server
-from pfedafm_jax.models import Architecture
-from pfedafm_jax.statistics import statistics_of
+from pfedafm_jax.models import kernels
+from pfedafm_jax.models.architecture import Architecture
+from pfedafm_jax.models.batch_stats import statistics_of
 from pfedafm_jax.training import table_width
 
 Tree = Any

@@ -15,7 +15,7 @@ from pfedafm_jax.engine.state import State
 from pfedafm_jax.engine.store import stacked
 from pfedafm_jax.engine.visit import Slots, Totals, Worked
 from pfedafm_jax.methods.server_optimizer import broadcast_of, judged_of
-from pfedafm_jax.statistics import PRIVATE_STATISTICS
+from pfedafm_jax.models.batch_stats import PRIVATE_STATISTICS
 
 Tree = Any
 Reports = dict[int, dict[str, Any]]  # client → name → number

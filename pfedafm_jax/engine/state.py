@@ -11,7 +11,7 @@ from pfedafm_jax.engine.programs import Programs
 from pfedafm_jax.engine.store import ClientStore
 from pfedafm_jax.engine.visit import SERVER_KEY, START_KEY
 from pfedafm_jax.methods.base import Method, Server
-from pfedafm_jax.models import Architecture
+from pfedafm_jax.models.architecture import Architecture
 
 Tree = Any
 

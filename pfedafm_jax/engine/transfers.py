@@ -16,8 +16,8 @@ from jax import lax
 
 from pfedafm_jax.engine.schedule import Call
 from pfedafm_jax.engine.store import ClientStore
-from pfedafm_jax.families import Kind, narrow, widen
-from pfedafm_jax.models import Architecture
+from pfedafm_jax.models.architecture import Architecture
+from pfedafm_jax.models.padding import Kind, narrow, widen
 
 if TYPE_CHECKING:
     from pfedafm_jax.engine.programs import Programs

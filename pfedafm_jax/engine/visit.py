@@ -15,8 +15,8 @@ from jax import lax
 
 from pfedafm_jax.evaluate import accuracy
 from pfedafm_jax.methods.base import Method, Server, weigh
-from pfedafm_jax.models import Architecture
-from pfedafm_jax.statistics import kept, predict, received
+from pfedafm_jax.models.architecture import Architecture
+from pfedafm_jax.models.batch_stats import kept, predict, received
 from pfedafm_jax.training import ClientData
 
 Tree = Any

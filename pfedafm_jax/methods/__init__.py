@@ -24,7 +24,7 @@ from pfedafm_jax.methods.lg_fedavg import LGFedAvg
 from pfedafm_jax.methods.pfedafm import PFedAFM
 from pfedafm_jax.methods.pfedafm_released import PFedAFMReleased
 from pfedafm_jax.methods.standalone import Standalone
-from pfedafm_jax.models import Architecture, describe
+from pfedafm_jax.models.architecture import Architecture, describe
 from pfedafm_jax.training import LocalTraining
 
 _BUILT_IN = (

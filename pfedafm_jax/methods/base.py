@@ -18,7 +18,7 @@ from pfedafm_jax.base.trees import register
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.config.method_settings import MethodSettings
 from pfedafm_jax.methods.server_optimizer import MEMORY, RUNNING_MEAN, ServerOptimizer, broadcast_of
-from pfedafm_jax.models import Architecture
+from pfedafm_jax.models.architecture import Architecture
 from pfedafm_jax.training import ClientData, LocalTraining
 
 Tree = Any

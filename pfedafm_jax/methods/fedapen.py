@@ -21,7 +21,7 @@ from pfedafm_jax.methods.base import Client, Cost, Server, Update
 from pfedafm_jax.methods.fml import PrivateAndShared, shared_logits
 from pfedafm_jax.methods.losses import kl_divergence
 from pfedafm_jax.methods.standalone import private_logits
-from pfedafm_jax.models import Architecture
+from pfedafm_jax.models.architecture import Architecture
 from pfedafm_jax.training import (
     Batch,
     ClientData,

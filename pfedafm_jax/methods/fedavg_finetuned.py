@@ -16,7 +16,7 @@ from jax import lax
 from pfedafm_jax.config.method_settings import MethodSettings
 from pfedafm_jax.methods.base import Client, Server, Tree
 from pfedafm_jax.methods.fedavg import FedAvg
-from pfedafm_jax.models import Architecture
+from pfedafm_jax.models.architecture import Architecture
 from pfedafm_jax.training import Batch, ClientData, cross_entropy, frozen_features, train
 
 

@@ -25,7 +25,7 @@ from pfedafm_jax.methods.base import Client, Server, Tree, Update
 from pfedafm_jax.methods.fml import PrivateAndShared
 from pfedafm_jax.methods.losses import kl_divergence, squared_distance
 from pfedafm_jax.methods.standalone import private_model
-from pfedafm_jax.statistics import statistics_of, with_statistics, without_statistics
+from pfedafm_jax.models.batch_stats import statistics_of, with_statistics, without_statistics
 from pfedafm_jax.training import Partitioned, cross_entropy, mean_over, sgd, train
 
 # ------------------------------------------------------------------------------------- what travels

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from pfedafm_jax.config.method_settings import MethodSettings, Rate
 from pfedafm_jax.methods.base import Client, Tree
 from pfedafm_jax.methods.fedavg import FedAvg
-from pfedafm_jax.statistics import without_statistics
+from pfedafm_jax.models.batch_stats import without_statistics
 from pfedafm_jax.training import Batch
 
 

@@ -18,7 +18,7 @@ from pfedafm_jax.config.method_settings import MethodSettings, Share
 from pfedafm_jax.methods.base import Cost, Server, Tree, Update
 from pfedafm_jax.methods.losses import kl_divergence
 from pfedafm_jax.methods.standalone import Standalone, private_logits, private_model
-from pfedafm_jax.models import Architecture
+from pfedafm_jax.models.architecture import Architecture
 from pfedafm_jax.training import Partitioned, cross_entropy, sgd, train
 
 

@@ -14,8 +14,8 @@ from pfedafm_jax.base.errors import bad
 from pfedafm_jax.config.method_settings import MethodSettings
 from pfedafm_jax.methods.base import Cost, Server, Tree, Update
 from pfedafm_jax.methods.standalone import Standalone, init_private_model, private_logits
-from pfedafm_jax.models import Architecture
-from pfedafm_jax.statistics import STATISTICS
+from pfedafm_jax.models.architecture import Architecture
+from pfedafm_jax.models.batch_stats import STATISTICS
 
 
 def pick_layers(model: dict[str, Tree], names: tuple[str, ...]) -> dict[str, Tree]:

@@ -20,7 +20,7 @@ from jax import lax
 from pfedafm_jax.config.method_settings import MethodSettings, Rate, Share
 from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
 from pfedafm_jax.methods.standalone import init_private_model, private_model
-from pfedafm_jax.models import Architecture
+from pfedafm_jax.models.architecture import Architecture
 from pfedafm_jax.training import (
     SGD,
     Batch,

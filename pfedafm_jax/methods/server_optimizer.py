@@ -18,7 +18,7 @@ import optax
 
 from pfedafm_jax.base.trees import register
 from pfedafm_jax.config.config import Config
-from pfedafm_jax.statistics import statistics_of, with_statistics, without_statistics
+from pfedafm_jax.models.batch_stats import statistics_of, with_statistics, without_statistics
 
 Tree = Any
 MEMORY = "server_optimizer_memory"

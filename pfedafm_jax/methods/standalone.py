@@ -9,7 +9,7 @@ from functools import partial
 import jax
 
 from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
-from pfedafm_jax.models import Architecture
+from pfedafm_jax.models.architecture import Architecture
 from pfedafm_jax.training import Batch, cross_entropy, train
 
 

@@ -18,7 +18,7 @@ from pfedafm_jax.engine.round import participants_of
 from pfedafm_jax.engine.visit import client_key
 from pfedafm_jax.methods.pfedafm import PFedAFM
 from pfedafm_jax.methods.standalone import private_model
-from pfedafm_jax.models import Architecture
+from pfedafm_jax.models.architecture import Architecture
 from pfedafm_jax.reference.plain import accuracy, columns, finite, weights, with_server
 from pfedafm_jax.training import ORDER_KEY, LocalTraining, epoch_order
 

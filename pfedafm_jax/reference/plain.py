@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfedafm_jax import statistics
 from pfedafm_jax.data import normalise
 from pfedafm_jax.engine import Programs, RoundResult, State
 from pfedafm_jax.engine.round import participants_of
 from pfedafm_jax.engine.visit import ADAPT_KEY, SERVER_KEY, client_key
 from pfedafm_jax.methods.base import Uploads, next_broadcast
 from pfedafm_jax.methods.server_optimizer import broadcast_of, judged_of
-from pfedafm_jax.statistics import PRIVATE_STATISTICS, kept, received, shared_parts_of
+from pfedafm_jax.models import batch_stats
+from pfedafm_jax.models.batch_stats import PRIVATE_STATISTICS, kept, received, shared_parts_of
 from pfedafm_jax.training import ClientData
 
 Tree = Any
@@ -54,7 +54,7 @@ def adapt(method, architecture, key, client, server, data):
 def predict(method, architecture, client, server, images):
     """`Method.predict` on images as stored, jitted."""
     images = normalise(images, method.training.mean, method.training.std)
-    return statistics.predict(method, architecture, client, server, images)
+    return batch_stats.predict(method, architecture, client, server, images)
 
 
 def run_round(

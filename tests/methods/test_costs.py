@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from small import real
 
-from pfedafm_jax.models import describe
+from pfedafm_jax.models.architecture import describe
 
 # Floats of a visit that has seen 2 of 10 classes, and 10 of 100.
 FLOATS = {

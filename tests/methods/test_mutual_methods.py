@@ -11,7 +11,7 @@ from small import start as start_of
 from pfedafm_jax.engine import build
 from pfedafm_jax.methods.fedapen import FedAPEN, split_adaptability
 from pfedafm_jax.methods.fedkd import FedKD, code_matrix, send
-from pfedafm_jax.models import describe
+from pfedafm_jax.models.architecture import describe
 from pfedafm_jax.training import ClientData
 
 

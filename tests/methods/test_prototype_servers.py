@@ -10,7 +10,7 @@ from pfedafm_jax.engine import build
 from pfedafm_jax.methods.base import Uploads
 from pfedafm_jax.methods.fedgh import train_on_prototypes
 from pfedafm_jax.methods.fedtgp import adaptive_margin, contrastive_loss
-from pfedafm_jax.models import describe
+from pfedafm_jax.models.architecture import describe
 
 
 def programs(method, **changes):

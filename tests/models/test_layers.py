@@ -9,10 +9,10 @@ import pytest
 from flax import nnx
 from jax import lax
 
-from pfedafm_jax import kernels
-from pfedafm_jax.kernels.layers import conv_general_dilated, fast_layers
-from pfedafm_jax.models import describe
-from pfedafm_jax.networks import FromNNX
+from pfedafm_jax.models import kernels
+from pfedafm_jax.models.architecture import describe
+from pfedafm_jax.models.flax_modules import FromNNX
+from pfedafm_jax.models.kernels.layers import conv_general_dilated, fast_layers
 
 AXES = ("NHWC", "HWIO", "NHWC")
 

@@ -11,7 +11,7 @@ SMALL = 100_000  # elements
 
 
 def conv_pool(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-    """Convolution, bias, max-pooling and ReLU; see `pfedafm_jax.kernels.conv_pool`."""
+    """Convolution, bias, max-pooling and ReLU; see `pfedafm_jax.models.kernels.conv_pool`."""
     scores = jnp.split(window_scores(images, kernel), 4, -2)
     first, second, third, fourth = (one[..., 0, :] for one in scores)
     pooled = _first_largest(_first_largest(first, second), _first_largest(third, fourth))
@@ -66,7 +66,7 @@ def conv_pool_gradients(
 
 
 def sgd(numbers: jax.Array, weights: Tree, momenta: Tree, gradients: Tree) -> tuple[Tree, Tree]:
-    """An SGD step; see `pfedafm_jax.kernels.sgd`."""
+    """An SGD step; see `pfedafm_jax.models.kernels.sgd`."""
     learning_rate, momentum, decay, clip_norm, active = (numbers[i] for i in range(5))
     leaves = jax.tree.leaves(gradients)
     # Small arrays are concatenated: on a GPU each sum is a kernel launch.

@@ -7,7 +7,7 @@ header is FC3.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -18,89 +18,19 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pfedafm_jax import networks
-from pfedafm_jax import pretrained as weights
 from pfedafm_jax.base.errors import PfedafmError, bad, known
 from pfedafm_jax.base.trees import num_values
-from pfedafm_jax.extractors import MLP, MobileNetSmall, ResNet
-from pfedafm_jax.initialisers import initialisers
-from pfedafm_jax.kernels import conv_pool
-from pfedafm_jax.kernels.layers import fast_layers
-from pfedafm_jax.statistics import statistics_of, without_statistics
-
-Params = Any  # a pytree of arrays
-FEATURE_SIZE = 500
-
+from pfedafm_jax.models import flax_modules
+from pfedafm_jax.models import pretrained as weights
+from pfedafm_jax.models.batch_stats import statistics_of, without_statistics
+from pfedafm_jax.models.cnn import CNN, FEATURE_SIZE, Params, linear
+from pfedafm_jax.models.init import initialisers
+from pfedafm_jax.models.kernels.layers import fast_layers
+from pfedafm_jax.models.mlp import MLP
+from pfedafm_jax.models.mobilenet import MobileNetSmall
+from pfedafm_jax.models.resnet import ResNet
 
 # ------------------------------------------------------------------------------------------- layers
-
-
-class Convolution(nn.Module):
-    """Kernel `(5, 5, in, out)` and bias of a layer of convolution, ReLU and pooling."""
-
-    features: int
-    initialisation: str = "torch"
-
-    @nn.compact
-    def __call__(self, channels: int) -> tuple[jax.Array, jax.Array]:
-        init = initialisers(self.initialisation, 25 * channels)
-        kernel = self.param("kernel", init["kernel_init"], (5, 5, channels, self.features))
-        return kernel, self.param("bias", init["bias_init"], (self.features,))
-
-
-def linear(width: int, inputs: jax.Array, initialisation: str, name: str) -> jax.Array:
-    """A dense layer of the enclosing module, with the chosen initialisation."""
-    return nn.Dense(width, **initialisers(initialisation, inputs.shape[-1]), name=name)(inputs)
-
-
-class CNN(nn.Module):
-    """An extractor of Table 1: everything but FC3."""
-
-    conv2: int
-    fc1: int
-    features: int = FEATURE_SIZE
-    initialisation: str = "torch"
-
-    @nn.compact
-    def __call__(self, images):
-        if images.ndim != 4 or not jnp.issubdtype(images.dtype, jnp.floating):
-            raise PfedafmError(
-                f"needs images [height, width, channels]; these data are {images.dtype} "
-                f"{list(images.shape[1:])}. Choose others for these (architectures and "
-                "shared_extractor), such as mlp and mlp_small"
-            )
-        if min(images.shape[1:3]) < 16:
-            raise PfedafmError(
-                f"needs images of 16 x 16 or more; these are {images.shape[1]} x {images.shape[2]}. "
-                "Choose others for these (architectures and shared_extractor), such as mlp and "
-                "mlp_small, or a larger image_size where the data have one"
-            )
-        conv1 = Convolution(16, self.initialisation, name="conv1")(images.shape[-1])
-        conv2 = Convolution(self.conv2, self.initialisation, name="conv2")(16)
-        hidden = conv_pool(conv_pool(images, *conv1), *conv2)
-        hidden = hidden.reshape(hidden.shape[0], -1)
-        hidden = nn.relu(linear(self.fc1, hidden, self.initialisation, "fc1"))
-        return nn.relu(linear(self.features, hidden, self.initialisation, "fc2"))
-
-    # A family, see `families.py`.
-
-    @staticmethod
-    def widest(modules: Sequence["CNN"]) -> "CNN":
-        """The narrowest network that all of these fit into."""
-        conv2, fc1 = (max(getattr(one, name) for one in modules) for name in ("conv2", "fc1"))
-        return modules[0].clone(conv2=conv2, fc1=fc1)
-
-    def unfold(self, params: Params) -> Params:
-        """FC1's inputs, which are pixels times channels, as two axes."""
-        kernel = params["fc1"]["kernel"]
-        kernel = kernel.reshape(-1, self.conv2, kernel.shape[-1])
-        return {**params, "fc1": {**params["fc1"], "kernel": kernel}}
-
-    def fold(self, params: Params) -> Params:
-        """The inverse of `unfold`."""
-        kernel = params["fc1"]["kernel"]
-        kernel = kernel.reshape(-1, kernel.shape[-1])
-        return {**params, "fc1": {**params["fc1"], "kernel": kernel}}
 
 
 class WithLinear(nn.Module):
@@ -112,13 +42,14 @@ class WithLinear(nn.Module):
 
     @nn.compact
     def __call__(self, images):
-        features = networks.checked_features(self.extractor(images))
+        features = flax_modules.checked_features(self.extractor(images))
         if features.shape[-1] == self.features:
             return features
         return linear(self.features, features, self.initialisation, "match")
 
 
 # ----------------------------------------------------------------------------------------- registry
+
 
 _EXTRACTORS: dict[str, Callable[..., nn.Module]] = {
     "cnn1": lambda **options: CNN(conv2=32, fc1=2000, **options),
@@ -163,7 +94,7 @@ def register_extractor(
     if isinstance(extractor, nnx.Module) or not (made or callable(extractor)) or of_class:
         accepted = "a Flax module: of Linen made, MyModule(); of NNX a class or a function of rngs"
         raise PfedafmError(f"extractor {name!r} is {extractor!r}; accepted: {accepted}")
-    module = extractor if isinstance(extractor, nn.Module) else networks.FromNNX(extractor)
+    module = extractor if isinstance(extractor, nn.Module) else flax_modules.FromNNX(extractor)
 
     def build(**options: Any) -> nn.Module:
         fields = getattr(module, "__dataclass_fields__", {})
@@ -204,18 +135,18 @@ class Architecture:
 
     def extract(self, params: Params, images: jax.Array) -> jax.Array:
         with fast_layers():
-            return networks.run(self.extractor, params, images, self.random)
+            return flax_modules.run(self.extractor, params, images, self.random)
 
     def classify(self, params: Params, features: jax.Array) -> jax.Array:
         return self.header.apply({"params": params}, features)  # pyright: ignore[reportReturnType]
 
     def init_extractor(self, key: jax.Array) -> Params:
         example = jnp.zeros((1, *self.image_shape), self.inputs(1).dtype)
-        variables = networks.init(self.extractor, key, example)
+        variables = flax_modules.init(self.extractor, key, example)
         if self.pretrained:
             inside = "extractor" if isinstance(self.extractor, WithLinear) else None
             variables = weights.placed(self.pretrained, variables, inside)
-        return networks.joined(variables)
+        return flax_modules.joined(variables)
 
     def init_header(self, key: jax.Array) -> Params:
         return self.header.init(key, jnp.zeros((1, self.feature_size)))["params"]
@@ -223,8 +154,8 @@ class Architecture:
     @cached_property
     def _shapes(self) -> Params:
         """Shapes of the extractor's parameters and statistics."""
-        start = partial(networks.init, self.extractor)
-        return networks.joined(jax.eval_shape(start, jax.random.key(0), self.inputs(1)))
+        start = partial(flax_modules.init, self.extractor)
+        return flax_modules.joined(jax.eval_shape(start, jax.random.key(0), self.inputs(1)))
 
     @cached_property
     def extractor_params(self) -> int:
@@ -239,7 +170,7 @@ class Architecture:
     @cached_property
     def random(self) -> bool:
         """Whether it needs a key in training, as dropout does."""
-        return networks.is_random(self.extractor, self._shapes, self.inputs(1))
+        return flax_modules.is_random(self.extractor, self._shapes, self.inputs(1))
 
     @cached_property
     def extractor_macs(self) -> int:
@@ -251,7 +182,7 @@ class Architecture:
                 macs += (height - 4) * (width - 4) * size[layer]
                 height, width = (height - 4) // 2, (width - 4) // 2
             return macs + size["fc1"] + size["fc2"]
-        program = jax.jit(partial(networks.run, self.extractor, random=False))
+        program = jax.jit(partial(flax_modules.run, self.extractor, random=False))
         lowered = program.lower(self._shapes, self.inputs(1))
         return int((lowered.cost_analysis() or {}).get("flops", 0)) // 2
 
@@ -323,7 +254,7 @@ def describe(
     about = image_shape, feature_size, num_classes, dtype, _PRETRAINED.get(name, "")
     found = Architecture(name, extractor, header, *about)
     try:
-        networks.check(extractor, found.inputs(1), feature_size)
+        flax_modules.check(extractor, found.inputs(1), feature_size)
         _ = found.random  # raises if it cannot be trained
         jax.eval_shape(found.init_extractor, jax.random.key(0))  # with its pretrained weights
         return found

@@ -11,9 +11,10 @@ import pytest
 from jax import lax
 from small import METHODS, slow_but
 
-from pfedafm_jax import engine, kernels
+from pfedafm_jax import engine
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.kernels import conv_pool, sgd
+from pfedafm_jax.models import kernels
+from pfedafm_jax.models.kernels import conv_pool, sgd
 from pfedafm_jax.reference import plain
 
 FORMS = ("native", "xla")

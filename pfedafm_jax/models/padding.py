@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pfedafm_jax.models import Architecture
+from pfedafm_jax.models.architecture import Architecture
 
 Tree = Any
 

@@ -19,8 +19,8 @@ from flax import nnx
 from flax.errors import InvalidRngError, ModifyScopeVariableError
 
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.kernels.layers import hasten
-from pfedafm_jax.statistics import STATISTICS, statistics_of
+from pfedafm_jax.models.batch_stats import STATISTICS, statistics_of
+from pfedafm_jax.models.kernels.layers import hasten
 
 Tree = Any
 DROPOUT_KEY = 2**21  # for the first network in a step; above any index of an image in a batch

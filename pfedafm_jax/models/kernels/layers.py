@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from pfedafm_jax.kernels import _call, _like, implementation
+from pfedafm_jax.models.kernels import _call, _like, implementation
 
 AXES = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))  # NHWC, HWIO, NHWC
 

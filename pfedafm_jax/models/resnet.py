@@ -3,15 +3,14 @@
 `MLP` is for features of any shape. The others end in the mean over all positions, so that they take
 images of any size, and are as wide as their last block: `models.WithLinear` adds a layer to the
 required width. They use GroupNorm, which keeps no state between batches. On a CPU,
-`kernels/layers.py` runs their convolutions.
+`models/kernels/layers.py` runs their convolutions.
 """
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.initialisers import initialisers
+from pfedafm_jax.models.init import initialisers
 
 GROUP = 8  # channels that are normalised together
 
@@ -62,48 +61,3 @@ class ResNet(nn.Module):
                 stride = 2 if index and not block else 1
                 hidden = ResidualBlock(width, stride, self.initialisation)(hidden)
         return jnp.mean(hidden, axis=(1, 2))
-
-
-class SeparableBlock(nn.Module):
-    """A 3x3 convolution of each channel by itself, then a 1x1 convolution across channels."""
-
-    channels: int
-    stride: int
-    initialisation: str
-
-    @nn.compact
-    def __call__(self, inputs):
-        alone = inputs.shape[-1]
-        hidden = nn.relu(conv(inputs, self.initialisation, alone, stride=self.stride, groups=alone))
-        return nn.relu(conv(hidden, self.initialisation, self.channels, size=1))
-
-
-class MobileNetSmall(nn.Module):
-    """A 3x3 convolution and depthwise-separable blocks, the image halved in all but the first."""
-
-    widths: tuple[int, ...] = (16, 32, 64)
-    initialisation: str = "torch"
-
-    @nn.compact
-    def __call__(self, images):
-        hidden = nn.relu(conv(images, self.initialisation, self.widths[0]))
-        for index, width in enumerate(self.widths):
-            hidden = SeparableBlock(width, 1 if index == 0 else 2, self.initialisation)(hidden)
-        return jnp.mean(hidden, axis=(1, 2))
-
-
-class MLP(nn.Module):
-    """Two dense layers with ReLU on the flattened sample."""
-
-    hidden: int
-    features: int = 500
-    initialisation: str = "torch"
-
-    @nn.compact
-    def __call__(self, values):
-        if not jnp.issubdtype(values.dtype, jnp.floating):
-            raise PfedafmError("takes numbers; token ids need a network with nn.Embed")
-        row = values.reshape(values.shape[0], -1)
-        for width in (self.hidden, self.features):
-            row = nn.relu(nn.Dense(width, **initialisers(self.initialisation, row.shape[-1]))(row))
-        return row

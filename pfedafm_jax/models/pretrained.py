@@ -13,7 +13,7 @@ from safetensors.numpy import load
 from pfedafm_jax.base.errors import PfedafmError, naming
 from pfedafm_jax.base.files import read_bytes
 from pfedafm_jax.base.trees import by_path
-from pfedafm_jax.statistics import STATISTICS
+from pfedafm_jax.models.batch_stats import STATISTICS
 
 Tree = Any
 _KEPT: dict[str, dict[str, np.ndarray]] = {}  # by digest

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pfedafm_jax import models
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.models import describe, register_extractor
+from pfedafm_jax.models import cnn
+from pfedafm_jax.models.architecture import describe, register_extractor
 
 CNNS = ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5")
 EXTRACTOR_PARAMS = (2_616_548, 1_810_132, 1_315_548, 1_055_348, 665_048)
@@ -75,7 +75,7 @@ def test_header_is_initialised_by_the_feature_size():
 
 
 def test_flax_initialisation_has_zero_biases_and_lecun_variance():
-    layer = models.Convolution(64, "flax")
+    layer = cnn.Convolution(64, "flax")
     header = describe("cnn5", 10, initialisation="flax").header
     for module, inputs, fan_in in ((layer, 3, 75), (header, jnp.zeros((1, 500)), 500)):
         init = jax.jit(lambda key, m=module, i=inputs: m.init(key, i)["params"])

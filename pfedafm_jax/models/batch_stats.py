@@ -14,7 +14,7 @@ from pfedafm_jax.base.trees import by_path, path_of
 
 if TYPE_CHECKING:
     from pfedafm_jax.methods.base import Method, Server, Update
-    from pfedafm_jax.models import Architecture
+    from pfedafm_jax.models.architecture import Architecture
 
 Tree = Any
 STATISTICS = "batch_stats"  # their entry in a network's parameters

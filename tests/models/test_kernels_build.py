@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pfedafm_jax import kernels
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.kernels import build
+from pfedafm_jax.models import kernels
+from pfedafm_jax.models.kernels import build
 
 
 @pytest.mark.slow
@@ -72,8 +72,8 @@ def test_a_library_of_somebody_else_is_not_loaded(tmp_path, monkeypatch):
 
 CHECKED = """
 import jax, jax.numpy as jnp, numpy as np
-from pfedafm_jax import kernels
-from pfedafm_jax.kernels.layers import conv_general_dilated
+from pfedafm_jax.models import kernels
+from pfedafm_jax.models.kernels.layers import conv_general_dilated
 assert kernels.choose("native").name == "native"
 rng = np.random.default_rng(0)
 for _ in range(15):

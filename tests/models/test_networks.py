@@ -27,9 +27,9 @@ from small import (
 from pfedafm_jax import export_client, load_client, load_run, run
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.networks import training
+from pfedafm_jax.models.batch_stats import PRIVATE_STATISTICS, statistics_of
+from pfedafm_jax.models.flax_modules import training
 from pfedafm_jax.reference import released
-from pfedafm_jax.statistics import PRIVATE_STATISTICS, statistics_of
 from pfedafm_jax.training import ClientData, cross_entropy, sgd, train
 
 # ------------------------------------------------------------------------------------------ a step

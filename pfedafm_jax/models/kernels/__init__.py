@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from pfedafm_jax.base.errors import PfedafmError, bad
 from pfedafm_jax.base.files import default_cache_dir
-from pfedafm_jax.kernels import build, xla
+from pfedafm_jax.models.kernels import build, xla
 
 Tree = Any
 HANDLERS = ("ConvPool", "ConvPoolWeightGradient", "ConvPoolInputGradient", "Sgd")
