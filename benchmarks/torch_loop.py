@@ -27,7 +27,7 @@ from common import Work
 from torch import Tensor, nn
 
 from pfedafm_jax.models.architecture import describe
-from pfedafm_jax.training import EVALUATION_BATCH
+from pfedafm_jax.training.accuracy import EVALUATION_BATCH
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a GPU if there is one, as ours
 # (round, client, phase, epoch) → positions of a client's samples

@@ -29,7 +29,7 @@ from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.methods.pfedafm import PFedAFM, mix_features
 from pfedafm_jax.models.architecture import Architecture
 from pfedafm_jax.reference import plain
-from pfedafm_jax.training import cross_entropy
+from pfedafm_jax.training.losses import cross_entropy
 
 Tree = Any
 CLIENTS = 3  # participants examined per round

@@ -12,7 +12,7 @@ from pfedafm_jax.data.images import read_pictures
 from pfedafm_jax.engine.state import client_start, start_number
 from pfedafm_jax.single_client import SingleClient
 from pfedafm_jax.trained import TrainedClient, TrainedRun
-from pfedafm_jax.training import table_width
+from pfedafm_jax.training.batches import table_width
 
 
 def join(

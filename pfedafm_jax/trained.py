@@ -36,7 +36,7 @@ from pfedafm_jax.models.batch_stats import predict
 from pfedafm_jax.records import mean
 from pfedafm_jax.results import Run, read_run
 from pfedafm_jax.tasks import checkpoint_folder, differences, other_digest
-from pfedafm_jax.training import EVALUATION_BATCH
+from pfedafm_jax.training.accuracy import EVALUATION_BATCH
 
 BLOCKS = 16  # batches per call
 CARD_FORMAT = 1

@@ -16,7 +16,7 @@ from pfedafm_jax.methods import PAPER_METHODS, find_method
 from pfedafm_jax.methods.base import Method
 from pfedafm_jax.models.architecture import describe, register_extractor
 from pfedafm_jax.reference import plain
-from pfedafm_jax.training import LocalTraining
+from pfedafm_jax.training.batches import LocalTraining
 
 METHODS = [*PAPER_METHODS, "fedper", "fedrep", "fedgh", "fedtgp"]
 # Uneven clients: 2 has a single, partial batch of a single class, and nobody has class 3.

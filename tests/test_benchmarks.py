@@ -22,7 +22,7 @@ from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.data.sources.synthetic import make_synthetic
 from pfedafm_jax.engine import build, run_round, start
 from pfedafm_jax.engine.visit import client_key
-from pfedafm_jax.training import epoch_order
+from pfedafm_jax.training.batches import epoch_order
 
 torch = importlib.util.find_spec("torch")
 needs_torch = pytest.mark.skipif(not torch, reason="PyTorch is an extra")

@@ -25,7 +25,8 @@ from pfedafm_jax.engine import Devices, build, setup_devices
 from pfedafm_jax.engine.compile import TRACED, client_bytes, compiled, shapes_of, traced
 from pfedafm_jax.models.architecture import describe, register_extractor
 from pfedafm_jax.models.padding import kinds_of, narrow, widen
-from pfedafm_jax.training import cross_entropy, sgd
+from pfedafm_jax.training.losses import cross_entropy
+from pfedafm_jax.training.sgd import sgd
 
 register_extractor("dense_c", Dense(hidden=11))
 

@@ -14,7 +14,7 @@ from pfedafm_jax.engine import build
 from pfedafm_jax.engine.compile import TRACED, compiled
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.reference import algorithm1
-from pfedafm_jax.training import LocalTraining, table_width
+from pfedafm_jax.training.batches import LocalTraining, table_width
 
 SWEPT = {"synthetic_samples": 240, "num_clients": 6, "participation": 0.5, "local_epochs": 1}
 SWEPT |= {"shared_extractor": "small_a", "feature_size": 12, "batch_size": 16, "rounds": 2}

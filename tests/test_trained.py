@@ -20,7 +20,7 @@ from pfedafm_jax import export as exporting
 from pfedafm_jax.commands import export, join, predict
 from pfedafm_jax.data.augment import normalise
 from pfedafm_jax.engine.visit import client_key
-from pfedafm_jax.training import ClientData
+from pfedafm_jax.training.batches import ClientData
 
 USUAL = ("pfedafm", "fedper", "fd", "standalone")
 EVERY = [m if m in USUAL else pytest.param(m, marks=pytest.mark.slow) for m in METHODS]

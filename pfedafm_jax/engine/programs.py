@@ -22,7 +22,7 @@ from pfedafm_jax.methods.base import Cost, Method, Server
 from pfedafm_jax.models import kernels
 from pfedafm_jax.models.architecture import Architecture
 from pfedafm_jax.models.batch_stats import statistics_of
-from pfedafm_jax.training import table_width
+from pfedafm_jax.training.batches import table_width
 
 Tree = Any
 

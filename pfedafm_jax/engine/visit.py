@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pfedafm_jax.evaluate import accuracy
 from pfedafm_jax.methods.base import Method, Server, weigh
 from pfedafm_jax.models.architecture import Architecture
 from pfedafm_jax.models.batch_stats import kept, predict, received
-from pfedafm_jax.training import ClientData
+from pfedafm_jax.training.accuracy import accuracy
+from pfedafm_jax.training.batches import ClientData
 
 Tree = Any
 CLIENT_AXIS = "clients"

@@ -25,7 +25,7 @@ from pfedafm_jax.methods.pfedafm import PFedAFM
 from pfedafm_jax.methods.pfedafm_released import PFedAFMReleased
 from pfedafm_jax.methods.standalone import Standalone
 from pfedafm_jax.models.architecture import Architecture, describe
-from pfedafm_jax.training import LocalTraining
+from pfedafm_jax.training.batches import LocalTraining
 
 _BUILT_IN = (
     *(PFedAFM, Standalone, LGFedAvg, FD, FedProto, FML, FedKD, FedAPEN),  # of the paper's tables

@@ -19,7 +19,7 @@ from pfedafm_jax.config.config import Config
 from pfedafm_jax.config.method_settings import MethodSettings
 from pfedafm_jax.methods.server_optimizer import MEMORY, RUNNING_MEAN, ServerOptimizer, broadcast_of
 from pfedafm_jax.models.architecture import Architecture
-from pfedafm_jax.training import ClientData, LocalTraining
+from pfedafm_jax.training.batches import ClientData, LocalTraining
 
 Tree = Any
 Client = dict[str, Tree]

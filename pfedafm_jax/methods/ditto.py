@@ -16,7 +16,9 @@ from pfedafm_jax.config.method_settings import MethodSettings, Rate
 from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
 from pfedafm_jax.methods.fedprox import proximal_term
 from pfedafm_jax.methods.fml import init_shared_model, shared_logits
-from pfedafm_jax.training import Batch, cross_entropy, train
+from pfedafm_jax.training.batches import Batch
+from pfedafm_jax.training.losses import cross_entropy
+from pfedafm_jax.training.train import train
 
 
 class Ditto(Method):

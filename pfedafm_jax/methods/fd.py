@@ -14,9 +14,14 @@ import jax.numpy as jnp
 
 from pfedafm_jax.config.method_settings import MethodSettings, Positive, Rate
 from pfedafm_jax.methods.base import Cost, Server, Update
-from pfedafm_jax.methods.losses import class_means, class_weights, soft_cross_entropy
 from pfedafm_jax.methods.standalone import Standalone, private_logits
-from pfedafm_jax.training import cross_entropy, mean_over
+from pfedafm_jax.training.losses import (
+    class_means,
+    class_weights,
+    cross_entropy,
+    mean_over,
+    soft_cross_entropy,
+)
 
 
 class FD(Standalone):

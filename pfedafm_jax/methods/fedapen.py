@@ -19,18 +19,12 @@ from jax import lax
 from pfedafm_jax.config.method_settings import MethodSettings, Rate, Share
 from pfedafm_jax.methods.base import Client, Cost, Server, Update
 from pfedafm_jax.methods.fml import PrivateAndShared, shared_logits
-from pfedafm_jax.methods.losses import kl_divergence
 from pfedafm_jax.methods.standalone import private_logits
 from pfedafm_jax.models.architecture import Architecture
-from pfedafm_jax.training import (
-    Batch,
-    ClientData,
-    cross_entropy,
-    epoch_order,
-    extract_all,
-    sgd,
-    train,
-)
+from pfedafm_jax.training.batches import Batch, ClientData, epoch_order
+from pfedafm_jax.training.losses import cross_entropy, kl_divergence
+from pfedafm_jax.training.sgd import sgd
+from pfedafm_jax.training.train import extract_all, train
 
 LAMBDA_BATCH = 64
 SPLIT_KEY = 2**31 - 3

@@ -17,7 +17,9 @@ from pfedafm_jax.config.method_settings import MethodSettings
 from pfedafm_jax.methods.base import Client, Server, Tree
 from pfedafm_jax.methods.fedavg import FedAvg
 from pfedafm_jax.models.architecture import Architecture
-from pfedafm_jax.training import Batch, ClientData, cross_entropy, frozen_features, train
+from pfedafm_jax.training.batches import Batch, ClientData
+from pfedafm_jax.training.losses import cross_entropy
+from pfedafm_jax.training.train import frozen_features, train
 
 
 class FedAvgFinetuned(FedAvg):

@@ -24,7 +24,8 @@ from pfedafm_jax.config.method_settings import MethodSettings
 from pfedafm_jax.methods.base import Client, Tree
 from pfedafm_jax.methods.fedavg import FedAvg
 from pfedafm_jax.methods.fml import shared_logits
-from pfedafm_jax.training import Batch, ClientData, cross_entropy
+from pfedafm_jax.training.batches import Batch, ClientData
+from pfedafm_jax.training.losses import cross_entropy
 
 
 def class_shares(data: ClientData, num_classes: int) -> jax.Array:

@@ -15,9 +15,8 @@ from jax import lax
 
 from pfedafm_jax.config.method_settings import Count, Epochs, MethodSettings, Rate
 from pfedafm_jax.methods.base import Cost, Server, Tree, Update, Uploads
-from pfedafm_jax.methods.losses import class_means, class_weights
 from pfedafm_jax.methods.standalone import Standalone, private_logits
-from pfedafm_jax.training import cross_entropy
+from pfedafm_jax.training.losses import class_means, class_weights, cross_entropy
 
 Loss = Callable[[Tree, jax.Array, jax.Array, jax.Array], jax.Array]
 

@@ -9,7 +9,9 @@ extractor, with private headers.
 import jax
 
 from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
-from pfedafm_jax.training import Batch, cross_entropy, train
+from pfedafm_jax.training.batches import Batch
+from pfedafm_jax.training.losses import cross_entropy
+from pfedafm_jax.training.train import train
 
 
 class FedPer(Method):

@@ -15,9 +15,14 @@ import jax.numpy as jnp
 
 from pfedafm_jax.config.method_settings import MethodSettings, Rate
 from pfedafm_jax.methods.base import Cost, Server, Update
-from pfedafm_jax.methods.losses import class_means, class_weights, squared_distance
 from pfedafm_jax.methods.standalone import Standalone
-from pfedafm_jax.training import cross_entropy, mean_over
+from pfedafm_jax.training.losses import (
+    class_means,
+    class_weights,
+    cross_entropy,
+    mean_over,
+    squared_distance,
+)
 
 
 def nearest_prototype(features: jax.Array, prototypes: jax.Array, known: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ from pfedafm_jax.config.method_settings import MethodSettings, Rate
 from pfedafm_jax.methods.base import Client, Tree
 from pfedafm_jax.methods.fedavg import FedAvg
 from pfedafm_jax.models.batch_stats import without_statistics
-from pfedafm_jax.training import Batch
+from pfedafm_jax.training.batches import Batch
 
 
 def proximal_term(weight: jax.typing.ArrayLike, model: Tree, center: Tree) -> jax.Array:

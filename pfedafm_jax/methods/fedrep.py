@@ -17,7 +17,9 @@ from pfedafm_jax.config.method_settings import Epochs, MethodSettings
 from pfedafm_jax.methods.base import Cost, Tree, Update
 from pfedafm_jax.methods.fedper import FedPer
 from pfedafm_jax.methods.pfedafm import train_shared_extractor
-from pfedafm_jax.training import Batch, ClientData, Trained, cross_entropy, frozen_features, train
+from pfedafm_jax.training.batches import Batch, ClientData
+from pfedafm_jax.training.losses import cross_entropy
+from pfedafm_jax.training.train import Trained, frozen_features, train
 
 
 class FedRep(FedPer):

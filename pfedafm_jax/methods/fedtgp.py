@@ -22,7 +22,7 @@ from pfedafm_jax.methods.base import Server, Tree, combined
 from pfedafm_jax.methods.fedgh import train_on_prototypes
 from pfedafm_jax.methods.fedproto import FedProto
 from pfedafm_jax.models.cnn import linear
-from pfedafm_jax.training import cross_entropy
+from pfedafm_jax.training.losses import cross_entropy
 
 
 class Generator(nn.Module):

@@ -16,10 +16,11 @@ from jax import lax
 
 from pfedafm_jax.config.method_settings import MethodSettings, Share
 from pfedafm_jax.methods.base import Cost, Server, Tree, Update
-from pfedafm_jax.methods.losses import kl_divergence
 from pfedafm_jax.methods.standalone import Standalone, private_logits, private_model
 from pfedafm_jax.models.architecture import Architecture
-from pfedafm_jax.training import Partitioned, cross_entropy, sgd, train
+from pfedafm_jax.training.losses import cross_entropy, kl_divergence
+from pfedafm_jax.training.sgd import Partitioned, sgd
+from pfedafm_jax.training.train import train
 
 
 def init_shared_model(key: jax.Array, shared: Architecture) -> dict[str, Tree]:

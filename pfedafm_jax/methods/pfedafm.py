@@ -21,17 +21,10 @@ from pfedafm_jax.config.method_settings import MethodSettings, Rate, Share
 from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
 from pfedafm_jax.methods.standalone import init_private_model, private_model
 from pfedafm_jax.models.architecture import Architecture
-from pfedafm_jax.training import (
-    SGD,
-    Batch,
-    ClientData,
-    Partitioned,
-    Trained,
-    cross_entropy,
-    frozen_features,
-    sgd,
-    train,
-)
+from pfedafm_jax.training.batches import Batch, ClientData
+from pfedafm_jax.training.losses import cross_entropy
+from pfedafm_jax.training.sgd import SGD, Partitioned, sgd
+from pfedafm_jax.training.train import Trained, frozen_features, train
 
 
 def mix_features(mix: jax.Array, shared: jax.Array, local: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pfedafm_jax.config.method_settings import Rate
 from pfedafm_jax.methods.base import Cost
 from pfedafm_jax.methods.pfedafm import PFedAFM
-from pfedafm_jax.training import SGD
+from pfedafm_jax.training.sgd import SGD
 
 
 class PFedAFMReleased(PFedAFM):

@@ -10,7 +10,9 @@ import jax
 
 from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
 from pfedafm_jax.models.architecture import Architecture
-from pfedafm_jax.training import Batch, cross_entropy, train
+from pfedafm_jax.training.batches import Batch
+from pfedafm_jax.training.losses import cross_entropy
+from pfedafm_jax.training.train import train
 
 
 def init_private_model(key: jax.Array, architecture: Architecture) -> Client:

@@ -20,7 +20,7 @@ from pfedafm_jax.methods.pfedafm import PFedAFM
 from pfedafm_jax.methods.standalone import private_model
 from pfedafm_jax.models.architecture import Architecture
 from pfedafm_jax.reference.plain import accuracy, columns, finite, weights, with_server
-from pfedafm_jax.training import ORDER_KEY, LocalTraining, epoch_order
+from pfedafm_jax.training.batches import ORDER_KEY, LocalTraining, epoch_order
 
 Tree = Any
 SIZE_STEP = 64  # short batches above it are filled to a multiple, so that few sizes are compiled

@@ -16,7 +16,7 @@ from pfedafm_jax.methods.base import Uploads, next_broadcast
 from pfedafm_jax.methods.server_optimizer import broadcast_of, judged_of
 from pfedafm_jax.models import batch_stats
 from pfedafm_jax.models.batch_stats import PRIVATE_STATISTICS, kept, received, shared_parts_of
-from pfedafm_jax.training import ClientData
+from pfedafm_jax.training.batches import ClientData
 
 Tree = Any
 Report = dict[str, float]

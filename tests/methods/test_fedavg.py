@@ -21,7 +21,7 @@ from pfedafm_jax import engine
 from pfedafm_jax.engine import build
 from pfedafm_jax.methods.fml import shared_logits
 from pfedafm_jax.reference import plain
-from pfedafm_jax.training import cross_entropy
+from pfedafm_jax.training.losses import cross_entropy
 
 
 def programs(method, **changes):

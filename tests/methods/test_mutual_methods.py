@@ -12,7 +12,7 @@ from pfedafm_jax.engine import build
 from pfedafm_jax.methods.fedapen import FedAPEN, split_adaptability
 from pfedafm_jax.methods.fedkd import FedKD, code_matrix, send
 from pfedafm_jax.models.architecture import describe
-from pfedafm_jax.training import ClientData
+from pfedafm_jax.training.batches import ClientData
 
 
 @pytest.mark.parametrize("energy", [0.95, 0.98])

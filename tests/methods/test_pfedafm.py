@@ -21,7 +21,10 @@ from pfedafm_jax.methods.pfedafm import (
     train_shared_extractor,
 )
 from pfedafm_jax.methods.pfedafm_released import PFedAFMReleased
-from pfedafm_jax.training import ClientData, cross_entropy, sgd, train
+from pfedafm_jax.training.batches import ClientData
+from pfedafm_jax.training.losses import cross_entropy
+from pfedafm_jax.training.sgd import sgd
+from pfedafm_jax.training.train import train
 
 
 def own(method, **values):

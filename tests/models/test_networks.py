@@ -30,7 +30,10 @@ from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.models.batch_stats import PRIVATE_STATISTICS, statistics_of
 from pfedafm_jax.models.flax_modules import training
 from pfedafm_jax.reference import released
-from pfedafm_jax.training import ClientData, cross_entropy, sgd, train
+from pfedafm_jax.training.batches import ClientData
+from pfedafm_jax.training.losses import cross_entropy
+from pfedafm_jax.training.sgd import sgd
+from pfedafm_jax.training.train import train
 
 # ------------------------------------------------------------------------------------------ a step
 

@@ -8,14 +8,14 @@ import pytest
 from pfedafm_jax.methods.fedapen import ensemble, ensemble_loss
 from pfedafm_jax.methods.fedkd import FedKD, distillation_loss
 from pfedafm_jax.methods.fml import FML, mutual_loss
-from pfedafm_jax.methods.losses import (
+from pfedafm_jax.training.batches import ClientData, LocalTraining
+from pfedafm_jax.training.losses import (
     class_means,
     class_weights,
     kl_divergence,
     soft_cross_entropy,
     squared_distance,
 )
-from pfedafm_jax.training import ClientData, LocalTraining
 
 ONE = jnp.ones(1)
 TRAINING = LocalTraining(4, 4, 1, 0.01, 0.9, 1e-3, 50.0, mean=(0.0,), std=(1.0,))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pfedafm_jax.data.augment import normalise
-from pfedafm_jax.training import EVALUATION_BATCH, ClientData, LocalTraining, loop_bound
+from pfedafm_jax.training.batches import ClientData, LocalTraining, loop_bound
 
 
 def accuracy(
@@ -44,3 +44,6 @@ def accuracy(
     correct = lax.fori_loop(0, blocks, block, dict.fromkeys(names, jnp.int32(0)))
     total = data.num_test.astype(jnp.float32)  # 0 / 0 is NaN
     return {name: count.astype(jnp.float32) / total for name, count in correct.items()}
+
+
+EVALUATION_BATCH = 64

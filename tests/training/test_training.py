@@ -13,19 +13,11 @@ from hypothesis import strategies as st
 
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.data.augment import normalise
-from pfedafm_jax.evaluate import accuracy
-from pfedafm_jax.training import (
-    ClientData,
-    LocalTraining,
-    Partitioned,
-    cross_entropy,
-    epoch_order,
-    extract_all,
-    mean_over,
-    rest_batch_size,
-    sgd,
-    train,
-)
+from pfedafm_jax.training.accuracy import accuracy
+from pfedafm_jax.training.batches import ClientData, LocalTraining, epoch_order, rest_batch_size
+from pfedafm_jax.training.losses import cross_entropy, mean_over
+from pfedafm_jax.training.sgd import Partitioned, sgd
+from pfedafm_jax.training.train import extract_all, train
 
 SIZES = {"batch_size": 4, "rest_size": 4, "local_epochs": 2, "mean": (0.5,), "std": (0.25,)}
 RATES = {"learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.01, "clip_norm": 50.0}
@@ -214,7 +206,7 @@ def test_features_of_all_images_by_position(num):
 
 @pytest.mark.parametrize("num_test", [0, 1, 5, 20])
 def test_accuracy_counts_real_images_only(num_test, monkeypatch):
-    monkeypatch.setattr("pfedafm_jax.evaluate.EVALUATION_BATCH", 8)
+    monkeypatch.setattr("pfedafm_jax.training.accuracy.EVALUATION_BATCH", 8)
     data = make_data(10, num_test=num_test)
 
     def predict(images):

@@ -4,8 +4,20 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from pfedafm_jax.training import ClientData, LocalTraining, extract_all, mean_over
+from pfedafm_jax.training.batches import ClientData, LocalTraining
+from pfedafm_jax.training.train import extract_all
+
+
+def mean_over(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """Mean over the real samples of a batch."""
+    return jnp.sum(values * weights) / jnp.maximum(jnp.sum(weights), 1.0)
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> jax.Array:
+    """Softmax cross-entropy, mean over the real samples."""
+    return mean_over(optax.softmax_cross_entropy_with_integer_labels(logits, labels), weights)
 
 
 def kl_divergence(
