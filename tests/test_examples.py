@@ -11,7 +11,7 @@ import pytest
 
 import pfedafm_jax
 from pfedafm_jax import data, methods
-from pfedafm_jax.methods import base, pfedafm
+from pfedafm_jax.methods import aggregation, pfedafm
 from pfedafm_jax.models import architecture
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +23,7 @@ SHOWN = [
     pfedafm_jax.Config, pfedafm_jax.Config.load, pfedafm_jax.updated, pfedafm_jax.with_preset,
     data.make_partition, data.Partition.class_counts, data.dataset_from_arrays, data.token_ids,
     architecture.describe, architecture.register_extractor, methods.register_method,
-    pfedafm.mix_features, base.average, base.weigh,
+    pfedafm.mix_features, aggregation.average, aggregation.weigh,
 ]  # fmt: skip
 
 

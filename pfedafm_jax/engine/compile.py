@@ -32,14 +32,8 @@ from pfedafm_jax.engine.visit import (
     work,
     zero_totals,
 )
-from pfedafm_jax.methods.base import (
-    Method,
-    Server,
-    after_average,
-    average,
-    next_broadcast,
-    start_server,
-)
+from pfedafm_jax.methods.aggregation import average
+from pfedafm_jax.methods.base import Method, Server, after_average, next_broadcast, start_server
 from pfedafm_jax.methods.server_optimizer import broadcast_of
 from pfedafm_jax.models.architecture import Architecture
 from pfedafm_jax.models.batch_stats import own_statistics, shared_parts_of

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pfedafm_jax.methods.base import Method, Server, weigh
+from pfedafm_jax.methods.aggregation import weigh
+from pfedafm_jax.methods.base import Method, Server
 from pfedafm_jax.models.architecture import Architecture
 from pfedafm_jax.models.batch_stats import kept, predict, received
 from pfedafm_jax.training.accuracy import accuracy

@@ -15,7 +15,7 @@ import jax
 from pfedafm_jax.config.method_settings import MethodSettings, Rate
 from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
 from pfedafm_jax.methods.fedprox import proximal_term
-from pfedafm_jax.methods.fml import init_shared_model, shared_logits
+from pfedafm_jax.methods.two_models import init_shared_model, shared_logits
 from pfedafm_jax.training.batches import Batch
 from pfedafm_jax.training.losses import cross_entropy
 from pfedafm_jax.training.train import train

@@ -18,8 +18,8 @@ from jax import lax
 
 from pfedafm_jax.config.method_settings import MethodSettings, Rate, Share
 from pfedafm_jax.methods.base import Client, Cost, Server, Update
-from pfedafm_jax.methods.fml import PrivateAndShared, shared_logits
 from pfedafm_jax.methods.standalone import private_logits
+from pfedafm_jax.methods.two_models import PrivateAndShared, shared_logits
 from pfedafm_jax.models.architecture import Architecture
 from pfedafm_jax.training.batches import Batch, ClientData, epoch_order
 from pfedafm_jax.training.losses import cross_entropy, kl_divergence

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pfedafm_jax.methods.base import Client, Cost, Method, Server, Tree, Update
-from pfedafm_jax.methods.fml import init_shared_model, shared_logits
+from pfedafm_jax.methods.two_models import init_shared_model, shared_logits
 from pfedafm_jax.training.batches import Batch, ClientData
 from pfedafm_jax.training.losses import cross_entropy
 from pfedafm_jax.training.train import train

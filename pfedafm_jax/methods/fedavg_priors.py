@@ -23,7 +23,7 @@ from annotated_types import Ge, Lt
 from pfedafm_jax.config.method_settings import MethodSettings
 from pfedafm_jax.methods.base import Client, Tree
 from pfedafm_jax.methods.fedavg import FedAvg
-from pfedafm_jax.methods.fml import shared_logits
+from pfedafm_jax.methods.two_models import shared_logits
 from pfedafm_jax.training.batches import Batch, ClientData
 from pfedafm_jax.training.losses import cross_entropy
 

@@ -22,8 +22,8 @@ from jax import lax
 
 from pfedafm_jax.config.method_settings import MethodSettings, Rate
 from pfedafm_jax.methods.base import Client, Server, Tree, Update
-from pfedafm_jax.methods.fml import PrivateAndShared
 from pfedafm_jax.methods.standalone import private_model
+from pfedafm_jax.methods.two_models import PrivateAndShared
 from pfedafm_jax.models.batch_stats import statistics_of, with_statistics, without_statistics
 from pfedafm_jax.training.losses import cross_entropy, kl_divergence, mean_over, squared_distance
 from pfedafm_jax.training.sgd import Partitioned, sgd

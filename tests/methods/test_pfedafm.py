@@ -13,7 +13,7 @@ import pytest
 from small import all_moved
 
 from pfedafm_jax.engine import build, start
-from pfedafm_jax.methods.base import average, weigh
+from pfedafm_jax.methods.aggregation import average, weigh
 from pfedafm_jax.methods.pfedafm import (
     mix_features,
     train_end_to_end,
