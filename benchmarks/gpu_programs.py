@@ -100,7 +100,7 @@ def rounds_of(programs: Any, form: Any) -> dict[str, float]:
     import jax
     import numpy as np
 
-    from pfedafm_jax.engine.compile import shapes_of
+    from pfedafm_jax.engine.programs import shapes_of
     from pfedafm_jax.engine.round import calls_of, draw_participants
 
     def size(tree: Any) -> int:
@@ -136,7 +136,7 @@ def rounds_of(programs: Any, form: Any) -> dict[str, float]:
 
 def compile_all(programs: Any, form: Any, real: bool, folder: str) -> tuple[list[dict], dict]:
     """Every program with its numbers, and computations of each."""
-    from pfedafm_jax.engine.compile import shapes_of, traced
+    from pfedafm_jax.engine.programs import shapes_of, traced
 
     rows, found, counts = [], {}, Counter()
     for name, lowered in traced(form, shapes_of(form)):
@@ -176,7 +176,7 @@ def a_round(programs: Any, form: Any, found: dict) -> dict[str, float]:
     """Kernels, bytes and an estimated time of a round."""
     import numpy as np
 
-    from pfedafm_jax.engine.compile import shapes_of
+    from pfedafm_jax.engine.programs import shapes_of
 
     means = rounds_of(programs, form)
     steps = -(-SIZES[0] // programs.method.training.batch_size)
@@ -263,7 +263,7 @@ def show(result: dict[str, Any]) -> None:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All numbers of one setting."""
-    from pfedafm_jax.engine.compile import client_bytes
+    from pfedafm_jax.engine.programs import client_bytes
 
     with tempfile.TemporaryDirectory() as folder:
         # XLA reads these when it starts: without a card, autotuning must be off.

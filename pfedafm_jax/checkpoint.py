@@ -32,7 +32,7 @@ from pfedafm_jax.base.files import write_atomically
 from pfedafm_jax.base.trees import Leaves, by_path, num_bytes
 from pfedafm_jax.checkpoint_files import Manifest, Tree, name_of, part_of
 from pfedafm_jax.engine import Processes, State
-from pfedafm_jax.engine.processes import lost_process
+from pfedafm_jax.engine.hosts import lost_process
 
 BLOCK_BYTES = 2**30  # clients are copied and written in blocks of this size
 

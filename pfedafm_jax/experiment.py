@@ -18,9 +18,9 @@ from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.data.load import load_data, split
 from pfedafm_jax.engine import Devices, build
+from pfedafm_jax.engine.reference import released
 from pfedafm_jax.models import kernels
 from pfedafm_jax.records import FORMAT, Record, Summary, mean, summarize
-from pfedafm_jax.reference import released
 from pfedafm_jax.results import Run, per_round
 
 

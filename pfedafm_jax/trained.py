@@ -24,15 +24,15 @@ from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data.arrays import standardised
 from pfedafm_jax.data.augment import normalise
 from pfedafm_jax.data.images import Pictures, read_pictures
-from pfedafm_jax.engine.compile import init_client, init_server
 from pfedafm_jax.engine.devices import matmul_precision
+from pfedafm_jax.engine.programs import init_client, init_server
 from pfedafm_jax.engine.state import SERVER_KEY, client_start, start_number
+from pfedafm_jax.engine.visit import predict
 from pfedafm_jax.methods import Method, make_method, method_names
 from pfedafm_jax.methods.base import Client, Server
 from pfedafm_jax.methods.server_optimizer import broadcast_of, judged_of
 from pfedafm_jax.models import kernels
 from pfedafm_jax.models.architecture import Architecture, describe
-from pfedafm_jax.models.batch_stats import predict
 from pfedafm_jax.records import mean
 from pfedafm_jax.results import Run, read_run
 from pfedafm_jax.tasks import checkpoint_folder, differences, other_digest

@@ -14,7 +14,7 @@ from pfedafm_jax.base.files import default_cache_dir
 from pfedafm_jax.config.config import METHOD_SETTINGS, Config
 from pfedafm_jax.data import Dataset, Partition, dataset_from_arrays
 from pfedafm_jax.data.sources.synthetic import make_synthetic
-from pfedafm_jax.engine.compile import compiled
+from pfedafm_jax.engine.programs import compiled
 from pfedafm_jax.models import architecture
 from pfedafm_jax.models.architecture import register_extractor
 from pfedafm_jax.models.cnn import Convolution, linear

@@ -12,10 +12,10 @@ from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.config.presets import with_preset
 from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.engine import Programs, build
+from pfedafm_jax.engine.reference import plain
 from pfedafm_jax.methods import PAPER_METHODS, find_method
 from pfedafm_jax.methods.base import Method
 from pfedafm_jax.models.architecture import describe, register_extractor
-from pfedafm_jax.reference import plain
 from pfedafm_jax.training.batches import LocalTraining
 
 METHODS = [*PAPER_METHODS, "fedper", "fedrep", "fedgh", "fedtgp"]

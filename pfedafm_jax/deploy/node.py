@@ -20,8 +20,8 @@ from pfedafm_jax.data.sources.folder import read_own
 from pfedafm_jax.deploy.states import States
 from pfedafm_jax.deploy.wire import Head, Tree, pack, unpack
 from pfedafm_jax.engine.state import client_start
+from pfedafm_jax.engine.visit import SingleClient
 from pfedafm_jax.models import kernels
-from pfedafm_jax.single_client import SingleClient
 from pfedafm_jax.trained import Model, make_card, model_of
 
 VISIT = {"settings", "round", "after"}

@@ -21,7 +21,7 @@ from pfedafm_jax.config.config import Config
 from pfedafm_jax.deploy.roster import Roster, stand_in
 from pfedafm_jax.deploy.wire import Head, Tree, pack, unpack
 from pfedafm_jax.engine import Programs, RoundResult, State
-from pfedafm_jax.engine.compile import shapes_of
+from pfedafm_jax.engine.programs import shapes_of
 from pfedafm_jax.engine.round import aggregate, calls_of, participants_of
 from pfedafm_jax.engine.state import start_number
 from pfedafm_jax.engine.visit import StageResult, Totals, added, totals_of, work

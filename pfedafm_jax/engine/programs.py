@@ -1,213 +1,286 @@
-"""What a run computes with: its settings, its data on the devices, and its compiled programs."""
+"""Compiles the programs of a run.
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+They depend only on its `Form` and are kept in memory, so that runs with other seeds share them.
+There are two layouts. In the *loop* layout a device trains its clients one after another, with one
+program per architecture: a CPU core is fastest at a single matrix product. In *lockstep* a device
+trains all its clients at once, architectures of a family padded into one program, and no loop waits
+for the host: a GPU needs many clients to be busy, and every kernel launch costs time.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from pfedafm_jax.base.errors import bad
-from pfedafm_jax.base.trees import as_numbers, num_values
-from pfedafm_jax.config.config import Config
-from pfedafm_jax.data import NORMALISATION, Dataset, Partition
-from pfedafm_jax.engine.compile import Compiled, Form, compiled, shapes_of
-from pfedafm_jax.engine.devices import Devices
-from pfedafm_jax.engine.processes import Processes
-from pfedafm_jax.engine.transfers import Buffers
-from pfedafm_jax.engine.visit import Common
-from pfedafm_jax.methods import make_method
-from pfedafm_jax.methods.base import Cost, Method, Server
-from pfedafm_jax.models import kernels
+from pfedafm_jax.base.trees import num_bytes
+from pfedafm_jax.engine.devices import Devices, matmul_precision, sum_over_devices
+from pfedafm_jax.engine.schedule import slots_per_device
+from pfedafm_jax.engine.transfers import place, take
+from pfedafm_jax.engine.visit import (
+    SERVER_KEY,
+    Common,
+    Slots,
+    Stage,
+    Totals,
+    client_key,
+    evaluate,
+    over_slots,
+    own_statistics,
+    shared_parts_of,
+    work,
+    zero_totals,
+)
+from pfedafm_jax.methods.aggregation import average
+from pfedafm_jax.methods.base import Method, Server, after_average, next_broadcast, start_server
+from pfedafm_jax.methods.server_optimizer import broadcast_of
 from pfedafm_jax.models.architecture import Architecture
-from pfedafm_jax.models.batch_stats import statistics_of
-from pfedafm_jax.training.batches import table_width
+from pfedafm_jax.models.padding import Kind, kinds_of, widen
 
 Tree = Any
+TRACED: Counter[str] = Counter()
+"""How often each program was traced: a second round, or a second seed, must not add to it."""
+MEMORY_USED = 0.8  # fraction of a device's memory for clients that train at once
+KEPT = 8  # number of forms whose programs are kept
 
 
-@dataclass(frozen=True, eq=False)
-class Programs:
-    """A run's settings, its data on the devices, and its compiled programs: all that stays fixed.
+class Form(NamedTuple):
+    """Everything that the compiled programs of a run depend on."""
 
-    Attributes:
-        architectures: those of the clients.
-        groups: the index of each client's architecture, int `[clients]`.
-        num_train, num_test: numbers of samples of each client, int `[clients]`.
-        key: the random key of the run.
-        images, labels, key_data: on every device.
-        train_rows, test_rows: each client's rows of the dataset, int32 `[clients, width]`, padded
-            with zeros.
-        lockstep: whether a device trains all its clients at once, see `compile.py`.
-        only: names of the programs to compile; empty: all.
+    method: Any  # the tree structure of the method, without its numbers
+    architectures: tuple[Architecture, ...]
+    num_images: int
+    train_width: int  # width of the table of clients' training rows
+    test_width: int  # and of their test rows
+    devices: Devices
+    num_participants: int
+    lockstep: bool
+    clients_per_step: int  # 0: one in a loop; in lockstep, as many of a device's as fit its memory
+    precision: str  # of matrix products, see `matmul_precision`
+    kernels: str  # which implementation of the kernels is traced
+    only: tuple[str, ...] = ()  # the programs that are needed; empty: all
+
+    @property
+    def images(self) -> Any:
+        """The shape of all images."""
+        return self.architectures[0].stored(self.num_images)
+
+    def share(self, kind: Kind | None) -> float:
+        """The share of the clients that are of this kind; None: of all."""
+        return len(kind.members) / len(self.architectures) if kind else 1.0
+
+    def step(self, kind: Kind | None = None) -> int:
+        """Clients of this kind, or of all, that a device trains at once."""
+        share = self.share(kind)
+        if self.clients_per_step or not self.lockstep:
+            return self.clients_per_step or 1
+        # Twice the mean share of one kind of several, since the number drawn varies.
+        even = self.num_participants * min(1.0, 2 * share if share < 1 else 1.0)
+        most = -(-int(np.ceil(even)) // len(self.devices))
+        if self.devices.memory:
+            room = self.devices.memory * MEMORY_USED - num_bytes(self.images)
+            if shapes_of(self).common.method.sees_uploads:  # those before a call and after it
+                room -= 2 * num_bytes(shapes_of(self).totals)
+            most = min(most, int(room / client_bytes(self)))
+        return max(1, most)
+
+    def slots(self, kind: Kind | None = None) -> int:
+        """Slots of a program on one device, for clients of this kind or of all."""
+        size, kinds = self.step(kind), round(1 / self.share(kind))
+        if self.lockstep:
+            return size
+        return slots_per_device(self.num_participants, kinds, len(self.devices), size)
+
+
+class Shapes(NamedTuple):
+    """Shapes of the programs' arguments."""
+
+    common: Common
+    server: Server  # its whole state: the broadcast, and what its optimizer keeps
+    slot: Slots
+    starts: tuple[Tree, ...]  # one client's state, for each architecture
+    kinds: tuple[Kind, ...]
+    states: tuple[Tree, ...]  # one client's state, padded, for each kind
+    parts: Tree  # the parts of a client's state that the shared stage reads
+    totals: tuple[Totals, ...]  # of training and, if any, of the shared stage
+
+
+class Compiled(NamedTuple):
+    """The compiled programs of a run; `train` and `evaluate` have one for each kind of client.
+
+    A stage is `(common, totals, states, slots, trips) -> Worked`, with arrays `[devices, …]`.
     """
 
-    config: Config
-    dataset: Dataset
-    partition: Partition
-    devices: Devices
-    processes: Processes
-    method: Method
-    architectures: tuple[Architecture, ...]
-    groups: np.ndarray
-    num_train: np.ndarray
-    num_test: np.ndarray
-    key: jax.Array
-    images: jax.Array
-    labels: jax.Array
-    key_data: jax.Array
-    train_rows: np.ndarray
-    test_rows: np.ndarray
-    lockstep: bool
-    only: tuple[str, ...] = ()
-
-    @property
-    def form(self) -> Form:
-        """Everything that the compiled programs depend on."""
-        return Form(
-            method=jax.tree.structure(self.method),
-            architectures=self.architectures,
-            num_images=self.images.shape[0],
-            train_width=self.train_rows.shape[1],
-            test_width=self.test_rows.shape[1],
-            devices=self.devices,
-            num_participants=self.config.num_participants,
-            lockstep=self.lockstep,
-            clients_per_step=self.config.clients_per_step,
-            precision=self.config.precision,
-            kernels=str(kernels.implementation()),
-            only=self.only,
-        )
-
-    @cached_property
-    def compiled(self) -> Compiled:
-        """The compiled programs, shared with other runs of this form."""
-        assert not self.method.in_turn, "clients of this method are trained one after the other"
-        return compiled(self.form)
-
-    def compile(self) -> None:
-        """Compiles all programs now; otherwise the first round does."""
-        _ = self.compiled
-
-    @property
-    def clients_per_step(self) -> int:
-        """Clients that a device trains at once (of the first kind, if there are several)."""
-        return self.form.step(shapes_of(self.form).kinds[0])
-
-    @cached_property
-    def kinds(self) -> np.ndarray:
-        """The index of each client's kind, int `[clients]`."""
-        members = [kind.members for kind in shapes_of(self.form).kinds]
-        of_group = {group: number for number, own in enumerate(members) for group in own}
-        return np.array([of_group[group] for group in self.groups])
-
-    @cached_property
-    def buffers(self) -> Buffers:
-        """Buffers for client states on the devices, in lockstep."""
-        return Buffers(self)
-
-    @cached_property
-    def method_on_devices(self) -> Method:
-        """The method with its numbers on every device."""
-        return self.devices.replicate(as_numbers(self.method))
-
-    @cached_property
-    def macs(self) -> np.ndarray:
-        """Multiply-adds of each client's model for one image, float `[clients]`."""
-        return np.array([one.macs for one in self.architectures], float)[self.groups]
-
-    def common(self, broadcast: Server, t: int) -> Common:
-        """The arguments that all clients of round `t` share, on every device."""
-        number = self.devices.replicate(np.int32(t))
-        method = self.method_on_devices
-        return Common(method, self.images, self.labels, broadcast, self.key_data, number)
-
-    @cached_property
-    def predictions(self) -> list[str]:
-        """Names of the method's predictions; the first is the one it is evaluated by."""
-        names: list[str] = []
-        method, architecture = self.method, self.architectures[0]
-
-        def predict(key: jax.Array, images: jax.Array) -> list[jax.Array]:
-            client, server = method.init_client(key, architecture), method.init_server(key)
-            scores = method.predict(architecture, client, server, images)
-            names.extend(scores)  # in their own order: tracing sorts a dictionary's names
-            return list(scores.values())
-
-        jax.eval_shape(predict, self.key, architecture.inputs(1))
-        return names
-
-    @cached_property
-    def statistics_sent(self) -> int:
-        """Running statistics that travel each way in a visit, where they are averaged."""
-        server = shapes_of(self.form).common.server if self.method.statistics == "averaged" else {}
-        return num_values(statistics_of(server))
-
-    def adaptation_flops(self) -> float:
-        """What adapting all clients costs before they are judged, see `Method.adapt`."""
-        method, clients = self.method, zip(self.groups, self.num_train, strict=True)
-        return sum(
-            method.adaptation_flops(self.architectures[group], float(num_train))
-            for group, num_train in clients
-        )
-
-    def costs(self, clients: Sequence[int] | np.ndarray) -> list[Cost]:
-        """The cost of one visit of each of these clients."""
-
-        def cost(client: int) -> Cost:
-            seen = len(np.unique(self.dataset.labels[self.partition.train[client]]))
-            architecture = self.architectures[self.groups[client]]
-            own = self.method.cost(architecture, float(self.num_train[client]), seen)
-            more = self.statistics_sent
-            return Cost(own.floats_up + more, own.floats_down + more, own.flops)
-
-        return [cost(client) for client in clients]
+    train: tuple[Callable, ...]
+    evaluate: tuple[Callable, ...]  # its totals are empty
+    shared: Callable | None  # the stage that all architectures share; None: there is none
+    # (method, server, [Totals], participants, key, round) -> the next server; None: no uploads
+    update: Callable | None
+    sum: Callable | None  # sums the stages' [Totals] over the devices
+    place: tuple[Callable, ...]  # in lockstep, for each architecture, see `transfers.py`
+    take: tuple[Callable, ...]
+    zeros: tuple[Totals, ...]  # zero totals for `train` and, if any, `shared`
+    reported: tuple[str, ...]  # names of the numbers reported for each participant
+    shapes: Shapes
 
 
-def build(
-    config: Config, dataset: Dataset, partition: Partition, devices: Devices | None = None
-) -> Programs:
-    """Builds the method and copies the data to the devices; compiles nothing yet."""
-    devices = devices or Devices(config.devices)
-    if config.precision == "tf32" and devices.kind == "cpu":
-        raise bad("precision", "tf32", "highest, bfloat16 on a CPU")
-    mean, std = dataset.mean, dataset.std
-    if config.normalisation == "imagenet":
-        mean, std = NORMALISATION["imagenet"]
-    num_train = np.array([len(rows) for rows in partition.train])
-    about = dataset.image_shape, dataset.num_classes, tuple(mean), tuple(std)
-    method = make_method(config, *about, num_train.tolist(), dataset.dtype)
-    lockstep = config.layout == "lockstep" or (config.layout == "auto" and devices.kind != "cpu")
-    if lockstep:  # the last, short batch of an epoch is padded to a full one
-        size = method.training.batch_size
-        method = replace(method, training=replace(method.training, rest_size=size, lockstep=True))
-    architectures = method.architectures
-    key = jax.random.key(config.seed)
-    return Programs(
-        config=config,
-        dataset=dataset,
-        partition=partition,
-        devices=devices,
-        processes=Processes(),
-        method=method,
-        architectures=architectures,
-        groups=np.arange(config.num_clients) % len(architectures),
-        num_train=num_train,
-        num_test=np.array([len(rows) for rows in partition.test]),
-        key=key,
-        images=devices.replicate(dataset.images),
-        labels=devices.replicate(dataset.labels.astype(np.int32)),
-        key_data=devices.replicate(np.asarray(jax.random.key_data(key))),
-        train_rows=_padded(partition.train, lockstep),
-        test_rows=_padded(partition.test, lockstep),
-        lockstep=lockstep,
+@partial(jax.jit, static_argnums=2)
+def init_client(method: Method, key: jax.Array, architecture: Architecture) -> Tree:
+    """A client's initial state; jitted, since op by op it takes many seconds."""
+    return {**method.init_client(key, architecture), **own_statistics(method, key)}
+
+
+@jax.jit
+def init_server(method: Method, key: jax.Array) -> Server:
+    """The server's first state; jitted for the same reason."""
+    return start_server(method, key)
+
+
+@lru_cache(maxsize=KEPT)
+def compiled(form: Form) -> Compiled:
+    """The programs for runs of this form; several are compiled at a time."""
+    shapes, found, reported = shapes_of(form), {}, {}
+    # Tracing holds the GIL, compiling does not: trace one program while others compile.
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        for name, program in traced(form, shapes):
+            found.setdefault(name, []).append(pool.submit(program.compile))
+            if name in ("train", "evaluate", "shared"):
+                reported |= dict.fromkeys(program.out_info.info)
+        done = {name: tuple(job.result() for job in jobs) for name, jobs in found.items()}
+    return Compiled(
+        **{name: done.get(name, ()) for name in ("train", "evaluate", "place", "take")},
+        **{name: done.get(name, (None,))[0] for name in ("shared", "update", "sum")},
+        zeros=tuple(form.devices.zeros(form.devices.shapes(totals)) for totals in shapes.totals),
+        reported=tuple(reported),
+        shapes=shapes,
     )
 
 
-def _padded(rows: Sequence[np.ndarray], tight: bool) -> np.ndarray:
-    """Rows of different lengths as one table `[clients, width]`, padded with zeros."""
-    table = np.zeros((len(rows), table_width([len(row) for row in rows], tight)), np.int32)
-    for index, row in enumerate(rows):
-        table[index, : len(row)] = row
-    return table
+@lru_cache(maxsize=KEPT)
+def shapes_of(form: Form) -> Shapes:
+    """The shapes of the programs' arguments, for runs of this form."""
+    # A method's leaves are float32, except the last, its seed.
+    leaves = [_shape(dtype=np.float32)] * (form.method.num_leaves - 1) + [_shape(dtype=np.uint32)]
+    method: Method = jax.tree.unflatten(form.method, leaves)
+    key = jax.random.key(0)
+    server = jax.eval_shape(init_server, method, key)
+    key_data = jax.eval_shape(jax.random.key_data, key)
+    broadcast = broadcast_of(server)
+    common = Common(method, form.images, _shape(form.num_images), broadcast, key_data, _shape())
+    train, test = _shape(form.train_width), _shape(form.test_width)
+    slot = Slots(_shape(), train, _shape(), test, _shape(), _shape(dtype=np.float32), _shape())
+    starts = tuple(
+        jax.eval_shape(partial(init_client, architecture=architecture), method, key)
+        for architecture in form.architectures
+    )
+    kinds = tuple(Kind(one, (number,)) for number, one in enumerate(form.architectures))
+    if form.lockstep:
+        kinds = kinds_of(form.architectures, starts)
+    states = tuple(
+        jax.eval_shape(partial(widen, kind, form.architectures[first]), starts[first])
+        for kind in kinds
+        for first in kind.members[:1]
+    )
+    parts, count = shared_parts_of(method, starts[0]), form.num_participants
+    totals = [zero_totals(form.architectures[0], common, starts[0], slot, count)]
+    totals += [zero_totals(None, common, parts, slot, count)] if parts else []
+    return Shapes(common, server, slot, starts, kinds, states, parts, tuple(totals))
+
+
+@lru_cache(maxsize=KEPT)
+def client_bytes(form: Form) -> int:
+    """An upper estimate of the bytes that a client in training takes on a device.
+
+    It counts weights, gradients, momenta and a copy of everything that may be trained, and for one
+    batch the inputs and outputs of the products in the client's own and in the shared network.
+    `benchmarks/gpu_programs.py` compares it with the compiler's figures.
+    """
+    shapes = shapes_of(form)
+    method = shapes.common.method
+    state = max(num_bytes((state, shapes.common.server)) for state in shapes.states)
+    networks = *(kind.architecture for kind in shapes.kinds), method.shared
+    pass_ = max(one.activations for one in networks[:-1]) + networks[-1].activations
+    rows = form.train_width + method.training.batch_size  # of the frozen extractor's features
+    kept = rows * method.shared.feature_size
+    return 4 * state + 4 * (pass_ * method.training.batch_size + kept)
+
+
+def traced(form: Form, shapes: Shapes) -> Iterator[tuple[str, Any]]:
+    """Yields the lowered programs of a run with their names in `Compiled`."""
+    for name, trace in _programs(form, shapes):
+        if not form.only or name in form.only:
+            yield name, trace()
+
+
+def _programs(form: Form, shapes: Shapes) -> Iterator[tuple[str, Callable[[], Any]]]:
+    devices, none = form.devices, Totals({}, {})
+
+    def program(name: str, stage: Stage, kind: Kind | None, state: Tree, totals: Totals):
+        def trace() -> Any:
+            TRACED[name] += 1
+            architecture = kind.architecture if kind else None
+            function = over_slots(stage, architecture, form.step(kind), form.lockstep)
+            donate = () if stage is evaluate else (2,)  # trained states overwrite the old ones
+            num_slots = form.slots(kind)
+            arguments = (
+                common,
+                devices.shapes(totals),
+                devices.shapes(state, num_slots),
+                devices.shapes(shapes.slot, num_slots),
+                devices.shapes(_shape()),
+            )
+            with matmul_precision(form.precision):
+                return devices.lowered(function, arguments, (None, 0, 0, 0, 0), donate=donate)
+
+        return name, trace
+
+    common = shapes.common
+    for kind, state in zip(shapes.kinds, shapes.states, strict=True):
+        yield program("train", work, kind, state, shapes.totals[0])
+        yield program("evaluate", evaluate, kind, state, none)
+    if shapes.parts:
+        yield program("shared", work, None, shapes.parts, shapes.totals[1])
+    for number, architecture in enumerate(form.architectures) if form.lockstep else ():
+        index = next(i for i, kind in enumerate(shapes.kinds) if number in kind.members)
+        kind, wide = shapes.kinds[index], shapes.states[index]
+        buffer = devices.shapes(wide, form.slots(kind))
+        state, row = devices.shapes(shapes.starts[number]), devices.shapes(_shape())
+        into = partial(place, kind, architecture), (buffer, state, row), (0, 0, 0)
+        yield "place", partial(devices.lowered, *into, donate=(0,))
+        out = partial(take, kind, architecture), (buffer, row), (0, 0)
+        yield "take", partial(devices.lowered, *out)
+    if not jax.tree.leaves(shapes.totals):
+        return
+
+    def update(
+        method: Method,
+        server: Server,
+        totals: list[Totals],
+        participants: jax.Array,
+        key: jax.Array,
+        number: jax.Array,
+    ) -> Server:
+        TRACED["update"] += 1
+        numerator = {name: part for one in totals for name, part in one.numerator.items()}
+        weight = {name: part for one in totals for name, part in one.weight.items()}
+        if not method.sees_uploads:
+            return after_average(method, server, average(server, numerator, weight), weight)
+        own = client_key(jax.random.wrap_key_data(key), number, SERVER_KEY)
+        return next_broadcast(method, server, participants, numerator, weight, own)
+
+    def trace_update() -> Any:
+        with matmul_precision(form.precision):
+            return jax.jit(update).lower(*devices.everywhere(arguments))
+
+    totals = list(shapes.totals)
+    drawn = _shape(form.num_participants)
+    arguments = common.method, shapes.server, totals, drawn, common.key, common.round
+    yield "update", trace_update
+    yield "sum", partial(devices.lowered, sum_over_devices, (devices.shapes(totals),), (0,), None)
+
+
+def _shape(*shape: int, dtype: Any = np.int32) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)

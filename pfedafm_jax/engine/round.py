@@ -8,14 +8,13 @@ import numpy as np
 
 from pfedafm_jax.base.errors import bad
 from pfedafm_jax.config.config import Config
-from pfedafm_jax.engine.compile import shapes_of
-from pfedafm_jax.engine.programs import Programs
+from pfedafm_jax.engine.federation import Programs
+from pfedafm_jax.engine.programs import shapes_of
 from pfedafm_jax.engine.schedule import Call, schedule
 from pfedafm_jax.engine.state import State
 from pfedafm_jax.engine.store import stacked
-from pfedafm_jax.engine.visit import Slots, Totals, Worked
+from pfedafm_jax.engine.visit import PRIVATE_STATISTICS, Slots, Totals, Worked
 from pfedafm_jax.methods.server_optimizer import broadcast_of, judged_of
-from pfedafm_jax.models.batch_stats import PRIVATE_STATISTICS
 
 Tree = Any
 Reports = dict[int, dict[str, Any]]  # client → name → number

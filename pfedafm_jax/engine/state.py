@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax
 
 from pfedafm_jax.config.config import Config
-from pfedafm_jax.engine.compile import init_client, init_server
-from pfedafm_jax.engine.programs import Programs
+from pfedafm_jax.engine.federation import Programs
+from pfedafm_jax.engine.programs import init_client, init_server
 from pfedafm_jax.engine.store import ClientStore
 from pfedafm_jax.engine.visit import SERVER_KEY, START_KEY
 from pfedafm_jax.methods.base import Method, Server

@@ -20,7 +20,7 @@ from pfedafm_jax.models.architecture import Architecture
 from pfedafm_jax.models.padding import Kind, narrow, widen
 
 if TYPE_CHECKING:
-    from pfedafm_jax.engine.programs import Programs
+    from pfedafm_jax.engine.federation import Programs
 
 Tree = Any
 

@@ -4,25 +4,30 @@ A round has up to three stages: `client_update` for the clients of one architect
 `shared_update`, if the method has it, for clients of all architectures, and `evaluate`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from pfedafm_jax.base.trees import as_numbers
+from pfedafm_jax.engine.devices import matmul_precision
 from pfedafm_jax.methods.aggregation import weigh
-from pfedafm_jax.methods.base import Method, Server
+from pfedafm_jax.methods.base import Client, Method, Server, Update
 from pfedafm_jax.models.architecture import Architecture
-from pfedafm_jax.models.batch_stats import kept, predict, received
+from pfedafm_jax.models.batch_stats import statistics_of, with_statistics, without_statistics
 from pfedafm_jax.training.accuracy import accuracy
 from pfedafm_jax.training.batches import ClientData
 
 Tree = Any
 CLIENT_AXIS = "clients"
 # Far above any round or client number.
+# The entry in a client's state: its statistics, by their path in the broadcast.
+PRIVATE_STATISTICS = "statistics"
 START_KEY, SERVER_KEY, ADAPT_KEY = 2**31 - 1, 2**31 - 2, 2**31 - 4
 
 
@@ -268,3 +273,133 @@ def zero_totals(
         return jax.tree.map(lambda leaf: jnp.zeros((participants, *leaf.shape), leaf.dtype), one)
 
     return jax.eval_shape(totals, common, state, slot)
+
+
+# --------------------------------------------------------------------------- private to each client
+
+
+def own_statistics(method: Method, key: jax.Array) -> dict[str, Tree]:
+    """What a client's state has in addition to its method's: its statistics of the broadcast."""
+    networks = method.shared, *method.architectures
+    if method.statistics == "averaged" or not any(one.statistics for one in networks):
+        return {}
+    own = statistics_of(method.init_server(key))
+    return {PRIVATE_STATISTICS: own} if own else {}
+
+
+def shared_parts_of(method: Method, state: Tree) -> Tree:
+    """The parts of a client's state that the shared stage reads, its statistics included."""
+    names = (*method.shared_parts, PRIVATE_STATISTICS) if method.shared_parts else ()
+    return {name: state[name] for name in names if name in state}
+
+
+def received(state: Tree, server: Server) -> tuple[Tree, Server]:
+    """A client's state without its statistics, and the broadcast with them."""
+    if PRIVATE_STATISTICS not in state:
+        return state, server
+    client = {name: part for name, part in state.items() if name != PRIVATE_STATISTICS}
+    return client, with_statistics(server, state[PRIVATE_STATISTICS])
+
+
+def kept(state: Tree, update: Update) -> Update:
+    """The update with its statistics moved from the upload to the client's state."""
+    if PRIVATE_STATISTICS not in state:
+        return update
+    sent = statistics_of(update.upload)
+    own = {path: sent.get(path, old) for path, old in state[PRIVATE_STATISTICS].items()}
+    client, upload = {**update.client, PRIVATE_STATISTICS: own}, without_statistics(update.upload)
+    return update._replace(client=client, upload=upload)
+
+
+def predict(
+    method: Method, architecture: Architecture, state: Tree, server: Server, images: jax.Array
+) -> dict[str, jax.Array]:
+    """`Method.predict` for a client in this state, with its own statistics."""
+    return method.predict(architecture, *received(state, server), images)
+
+
+# ----------------------------------------------------------------------------- away from the others
+
+
+_work, _evaluate = (jax.jit(stage, static_argnums=0) for stage in (work, evaluate))
+
+
+class SingleClient(NamedTuple):
+    """What a client's visits need, whatever the round; made by `SingleClient.of`."""
+
+    network: Architecture
+    precision: str
+    common: Common  # of no round, and without broadcast
+    slot: Slots
+
+    @classmethod
+    def of(
+        cls,
+        method: Method,
+        network: Architecture,
+        *,
+        seed: int,
+        precision: str,
+        client: int,
+        images: np.ndarray,
+        labels: np.ndarray,
+        rows: Sequence[np.ndarray],
+        widths: Sequence[int],
+        weight: float,
+    ) -> "SingleClient":
+        """A client of a run.
+
+        Args:
+            seed, precision: the run's.
+            client: its number.
+            images, labels: `[num, …]` and `[num]`.
+            rows: those of its training and of its test images.
+            widths: lengths to which tables of these rows are padded, so that clients of similar
+                size share programs.
+            weight: in the average.
+        """
+        train, test = (
+            jnp.asarray(np.pad(own, (0, width - len(own))), jnp.int32)
+            for own, width in zip(rows, widths, strict=True)
+        )
+        common = Common(
+            jax.device_put(as_numbers(method)),
+            jnp.asarray(images),
+            jnp.asarray(labels, jnp.int32),
+            server={},
+            key=jax.random.key_data(jax.random.key(seed)),
+            round=jnp.int32(0),
+        )
+        sizes = [jnp.int32(len(own)) for own in rows]
+        own = jnp.int32(client), train, sizes[0], test, sizes[1], jnp.float32(weight), jnp.int32(0)
+        return cls(network, precision, common, Slots(*own))
+
+    def visit(
+        self, state: Client, server: Server, number: int, *, upload: bool = True
+    ) -> tuple[Client, list[StageResult]]:
+        """The client's work in round `number`.
+
+        Args:
+            state, server: what the client kept, and the broadcast.
+            upload: otherwise a stage that only makes an upload is left out, unless there are
+                statistics of the shared network to be had from it.
+
+        Returns:
+            Its new state, and the results of the stages; a stage that is not finite is the last.
+        """
+        common = self.common._replace(server=jax.device_put(server), round=jnp.int32(number))
+        with matmul_precision(self.precision):
+            stages = [_work(self.network, common, state, self.slot)]
+            state = stages[0].state
+            parts = shared_parts_of(common.method, state)
+            if parts and stages[0].info["finite"] and (upload or PRIVATE_STATISTICS in state):
+                stages.append(_work(None, common, parts, self.slot))
+                if PRIVATE_STATISTICS in parts:
+                    state = {**state, PRIVATE_STATISTICS: stages[1].state[PRIVATE_STATISTICS]}
+        return state, stages
+
+    def evaluate(self, state: Client, server: Server) -> dict[str, Any]:
+        """Its accuracies on its test images, `accuracy/NAME`."""
+        common = self.common._replace(server=jax.device_put(server))
+        with matmul_precision(self.precision):
+            return _evaluate(self.network, common, state, self.slot).info

@@ -1,7 +1,7 @@
 """pFedAFM as its released code has it, where that differs from the paper: see `docs/deviations.md`.
 
 Clients depend on one another here, so they are trained one after the other, by
-`reference/released.py`.
+`engine/reference/released.py`.
 """
 
 from dataclasses import dataclass, replace

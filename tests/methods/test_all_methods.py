@@ -25,10 +25,10 @@ from small import start as start_of
 from pfedafm_jax import engine
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.engine import build, run_round
+from pfedafm_jax.engine.reference import plain
 from pfedafm_jax.engine.round import participants_of
 from pfedafm_jax.methods import PAPER_METHODS, chosen_methods, method_names
 from pfedafm_jax.methods.fedapen import split_adaptability
-from pfedafm_jax.reference import plain
 
 
 def test_all_are_registered_and_all_means_those_of_the_paper():

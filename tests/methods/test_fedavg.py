@@ -19,8 +19,8 @@ from small import (
 
 from pfedafm_jax import engine
 from pfedafm_jax.engine import build
+from pfedafm_jax.engine.reference import plain
 from pfedafm_jax.methods.two_models import shared_logits
-from pfedafm_jax.reference import plain
 from pfedafm_jax.training.losses import cross_entropy
 
 

@@ -9,8 +9,8 @@ from small import start as start_of
 
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.engine import build
+from pfedafm_jax.engine.reference import plain
 from pfedafm_jax.methods.fedproto import nearest_prototype
-from pfedafm_jax.reference import plain
 
 
 def test_lg_fedavg_starts_from_the_received_header_and_evaluates_both():

@@ -20,12 +20,12 @@ from small import (
 
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.engine import build, run_round, start
+from pfedafm_jax.engine.reference import algorithm1
 from pfedafm_jax.engine.round import participants_of
 from pfedafm_jax.methods import register_method
 from pfedafm_jax.methods.aggregation import median
 from pfedafm_jax.methods.base import Uploads, combined, next_broadcast
 from pfedafm_jax.methods.standalone import Standalone
-from pfedafm_jax.reference import algorithm1
 
 
 @dataclass(frozen=True)

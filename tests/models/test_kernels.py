@@ -13,9 +13,9 @@ from small import METHODS, slow_but
 
 from pfedafm_jax import engine
 from pfedafm_jax.base.errors import PfedafmError
+from pfedafm_jax.engine.reference import plain
 from pfedafm_jax.models import kernels
 from pfedafm_jax.models.kernels import conv_pool, sgd
-from pfedafm_jax.reference import plain
 
 FORMS = ("native", "xla")
 

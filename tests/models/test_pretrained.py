@@ -14,8 +14,9 @@ from safetensors.numpy import save_file
 from small import same, start
 
 from pfedafm_jax.base.errors import PfedafmError
+from pfedafm_jax.engine.visit import PRIVATE_STATISTICS
 from pfedafm_jax.models.architecture import register_extractor
-from pfedafm_jax.models.batch_stats import PRIVATE_STATISTICS, statistics_of
+from pfedafm_jax.models.batch_stats import statistics_of
 
 
 def test_pretrained_weights_arrive(registered, tmp_path):

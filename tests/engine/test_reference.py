@@ -14,8 +14,8 @@ from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.data.sources.synthetic import make_synthetic
 from pfedafm_jax.engine import build
-from pfedafm_jax.reference import algorithm1, plain, released
-from pfedafm_jax.reference.algorithm1 import (
+from pfedafm_jax.engine.reference import algorithm1, plain, released
+from pfedafm_jax.engine.reference.algorithm1 import (
     Batch,
     batches,
     clipped,

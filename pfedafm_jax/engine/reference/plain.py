@@ -9,13 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedafm_jax.data import normalise
-from pfedafm_jax.engine import Programs, RoundResult, State
+from pfedafm_jax.engine import Programs, RoundResult, State, visit
 from pfedafm_jax.engine.round import participants_of
-from pfedafm_jax.engine.visit import ADAPT_KEY, SERVER_KEY, client_key
+from pfedafm_jax.engine.visit import (
+    ADAPT_KEY,
+    PRIVATE_STATISTICS,
+    SERVER_KEY,
+    client_key,
+    kept,
+    received,
+    shared_parts_of,
+)
 from pfedafm_jax.methods.base import Uploads, next_broadcast
 from pfedafm_jax.methods.server_optimizer import broadcast_of, judged_of
-from pfedafm_jax.models import batch_stats
-from pfedafm_jax.models.batch_stats import PRIVATE_STATISTICS, kept, received, shared_parts_of
 from pfedafm_jax.training.batches import ClientData
 
 Tree = Any
@@ -54,7 +60,7 @@ def adapt(method, architecture, key, client, server, data):
 def predict(method, architecture, client, server, images):
     """`Method.predict` on images as stored, jitted."""
     images = normalise(images, method.training.mean, method.training.std)
-    return batch_stats.predict(method, architecture, client, server, images)
+    return visit.predict(method, architecture, client, server, images)
 
 
 def run_round(

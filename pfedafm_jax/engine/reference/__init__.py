@@ -6,4 +6,4 @@ it runs `pfedafm_released`, whose clients depend on one another. All have a
 `run_round`, the last two an `evaluate`, with the engine's interface.
 """
 
-from pfedafm_jax.reference import algorithm1, plain, released
+from pfedafm_jax.engine.reference import algorithm1, plain, released

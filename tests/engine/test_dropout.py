@@ -9,11 +9,11 @@ from small import play, same, small_config, small_data, small_programs
 from pfedafm_jax import Experiment, engine, plots
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.config.config import Config, updated
+from pfedafm_jax.engine.reference import plain
 from pfedafm_jax.engine.round import draw_participants, participants_of
 from pfedafm_jax.observers import observed
 from pfedafm_jax.progress import Progress
 from pfedafm_jax.records import Record
-from pfedafm_jax.reference import plain
 
 HALF = Config(num_clients=40, participation=0.5, dropout=0.3, seed=2)
 

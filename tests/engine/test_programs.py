@@ -11,9 +11,9 @@ from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.config.method_settings import settings_of
 from pfedafm_jax.data.load import load_data, split
 from pfedafm_jax.engine import build
-from pfedafm_jax.engine.compile import TRACED, compiled
+from pfedafm_jax.engine.programs import TRACED, compiled
+from pfedafm_jax.engine.reference import algorithm1
 from pfedafm_jax.methods import find_method
-from pfedafm_jax.reference import algorithm1
 from pfedafm_jax.training.batches import LocalTraining, table_width
 
 SWEPT = {"synthetic_samples": 240, "num_clients": 6, "participation": 0.5, "local_epochs": 1}

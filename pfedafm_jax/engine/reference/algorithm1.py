@@ -14,12 +14,12 @@ import numpy as np
 
 from pfedafm_jax.data import augment, normalise
 from pfedafm_jax.engine import Programs, RoundResult, State
+from pfedafm_jax.engine.reference.plain import accuracy, columns, finite, weights, with_server
 from pfedafm_jax.engine.round import participants_of
 from pfedafm_jax.engine.visit import client_key
 from pfedafm_jax.methods.pfedafm import PFedAFM
 from pfedafm_jax.methods.standalone import private_model
 from pfedafm_jax.models.architecture import Architecture
-from pfedafm_jax.reference.plain import accuracy, columns, finite, weights, with_server
 from pfedafm_jax.training.batches import ORDER_KEY, LocalTraining, epoch_order
 
 Tree = Any

@@ -12,9 +12,9 @@ from pfedafm_jax import engine
 from pfedafm_jax.base.errors import bad
 from pfedafm_jax.engine import Programs, RoundResult, State
 from pfedafm_jax.engine.devices import matmul_precision
+from pfedafm_jax.engine.reference import plain
+from pfedafm_jax.engine.reference.algorithm1 import aggregated, momenta, visit
 from pfedafm_jax.engine.round import participants_of
-from pfedafm_jax.reference import plain
-from pfedafm_jax.reference.algorithm1 import aggregated, momenta, visit
 
 
 def start(programs: Programs, folder: str | None = None) -> State:

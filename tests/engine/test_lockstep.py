@@ -22,7 +22,7 @@ from small import (
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.data import dataset_from_arrays
 from pfedafm_jax.engine import Devices, build, setup_devices
-from pfedafm_jax.engine.compile import TRACED, client_bytes, compiled, shapes_of, traced
+from pfedafm_jax.engine.programs import TRACED, client_bytes, compiled, shapes_of, traced
 from pfedafm_jax.models.architecture import describe, register_extractor
 from pfedafm_jax.models.padding import kinds_of, narrow, widen
 from pfedafm_jax.training.losses import cross_entropy
