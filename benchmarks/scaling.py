@@ -22,12 +22,12 @@ from common import Contender, Work, console, numbers, progress, spread
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from pfedafm_jax import figures, plots
 from pfedafm_jax.base.errors import PfedafmError, bad, known
 from pfedafm_jax.cli import guarded
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import Partition
 from pfedafm_jax.data.load import load_data
+from pfedafm_jax.results import plots, style
 
 TITLES = {"N": "clients, N", "K": "participants a round, K", "E": "local epochs, E"}
 TITLES["devices"] = "devices"
@@ -136,7 +136,7 @@ def print_series(name: str, rows: list[dict[str, Any]]) -> None:
 
 def draw(series: dict[str, list[dict[str, Any]]], title: str) -> Figure:
     """Small multiples: seconds above, memory below, one column a curve."""
-    figure, [above, below] = figures.panels(2, len(series), 3.2, 2.6)
+    figure, [above, below] = style.panels(2, len(series), 3.2, 2.6)
     for upper, lower, (name, rows) in zip(above, below, series.items(), strict=True):
         places, ends = np.arange(len(rows)), ("min", "median", "max")
         low, middle, high = (np.array([row["spread"][end] for row in rows]) for end in ends)

@@ -27,12 +27,13 @@ from common import Contender, Work, console, numbers, progress, spread
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from pfedafm_jax import figures, plots
 from pfedafm_jax.base.errors import bad, known
 from pfedafm_jax.cli import guarded
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.data.load import load_data, split
 from pfedafm_jax.engine import draw_participants
+from pfedafm_jax.results import plots
+from pfedafm_jax.results import style as figures
 
 LABELS = {
     "ours": "this engine",

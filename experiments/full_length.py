@@ -30,11 +30,12 @@ from paper.by_client import (
 )
 from paper.by_seed import OURS
 
-from pfedafm_jax import PfedafmError, cli, figures, plots
+from pfedafm_jax import PfedafmError, cli
 from pfedafm_jax.base.files import write_atomically
 from pfedafm_jax.progress import console
-from pfedafm_jax.results import Run, differing, read_runs
-from pfedafm_jax.tables import human, markdown, percent
+from pfedafm_jax.results import plots, style
+from pfedafm_jax.results.run import Run, differing, read_runs
+from pfedafm_jax.results.tables import human, markdown, percent
 
 CHOSEN = "method", "seed", "learning_rate", "weight_decay"  # may differ, beside methods' own
 DRAWS = 1000  # of as many rounds as a run has, to see what a maximum over rounds is worth
@@ -186,7 +187,7 @@ def by_clients(ours: Run, runs: Sequence[Run]) -> str:
     """What mixing adds for clients of each architecture, and by Standalone's accuracy for them."""
     names = ours.about["architectures"]
     groups = {
-        figures.architecture_label(name): ours.clients["architecture"] == number
+        style.architecture_label(name): ours.clients["architecture"] == number
         for number, name in enumerate(names)
     }
     for run in runs:
@@ -250,21 +251,21 @@ def maxima(runs: Sequence[Run]) -> str:
 
 def picture(runs: Sequence[Run]) -> Figure:
     """All clients by round for each method; pFedAFM's three models, means of twenty rounds."""
-    figure, [[left, right]] = figures.panels(1, 2, 5.6, 4.2)
+    figure, [[left, right]] = style.panels(1, 2, 5.6, 4.2)
     for run in runs:
         frame = run.per_round().dropna(subset=["all_clients_accuracy"])
         name, values = run.config["method"], 100 * frame["all_clients_accuracy"]
-        left.plot(frame["round"], values, color=figures.method_colour(name), label=run.title)
+        left.plot(frame["round"], values, color=style.method_colour(name), label=run.title)
     ours = next(run for run in runs if run.config["method"] == OURS)
     shown = (("", "mixed"), ("small", "small alone"), ("large", "large alone"))
-    for (part, label), colour in zip(shown, figures.COLOURS, strict=False):
+    for (part, label), colour in zip(shown, style.COLOURS, strict=False):
         smooth = np.convolve(np.nanmean(visits(ours, part), axis=1), np.ones(20) / 20, "valid")
         right.plot(np.arange(20, 20 + len(smooth)), smooth, color=colour, label=label)
     right.legend(frameon=False, fontsize=8)
     left.set(xlabel="communication round", ylabel="test accuracy of all clients, %")
     right.set(xlabel="communication round", ylabel="participants, mean of 20 rounds, %")
     right.set_title("pFedAFM's models", fontsize=10)
-    figures.legend_below(figure, 6)
+    style.legend_below(figure, 6)
     return figure
 
 

@@ -21,9 +21,10 @@ from paper.by_client import best_round, everyone, standard_error
 from paper.by_seed import OURS
 from paper.numbers import CONTROLS
 
-from pfedafm_jax import PfedafmError, cli, figures
-from pfedafm_jax.results import Run
-from pfedafm_jax.tables import markdown
+from pfedafm_jax import PfedafmError, cli
+from pfedafm_jax.results import style
+from pfedafm_jax.results.run import Run
+from pfedafm_jax.results.tables import markdown
 
 BEST, EVERYONE, PAPER = "best round", "all clients", "best round in the paper"
 PAPER_SPLITS = {f"{numbers.DATASETS[data]}, {own} classes" for data, own in numbers.CLASSES.items()}
@@ -107,10 +108,10 @@ def table(found: Margins, others: Sequence[str]) -> str:
 
 def picture(found: Margins, others: Sequence[str]) -> Figure:
     """A panel for each score; right of the line pFedAFM is ahead."""
-    figure, [row] = figures.panels(1, 2, 5.0, 0.34 * len(others) + 1.4, sharey=True)
+    figure, [row] = style.panels(1, 2, 5.0, 0.34 * len(others) + 1.4, sharey=True)
     places = np.arange(len(others))[::-1]
     for axes, score in zip(row, (BEST, EVERYONE), strict=True):
-        axes.axvline(0, color=figures.BLACK, linewidth=1)
+        axes.axvline(0, color=style.BLACK, linewidth=1)
         for number, (split, own) in enumerate(found.items()):
             shown = [own.get(other, {}).get(score, Margin(np.nan)) for other in others]
             axes.errorbar(
@@ -119,13 +120,13 @@ def picture(found: Margins, others: Sequence[str]) -> Figure:
                 xerr=np.nan_to_num([one.error for one in shown]),
                 fmt="o",
                 markersize=5,
-                color=figures.COLOURS[number % len(figures.COLOURS)],
+                color=style.COLOURS[number % len(style.COLOURS)],
                 label=split,
             )
         axes.set_yticks(places, others)
         axes.set_title(score, fontsize=10)
         axes.set_xlabel("pFedAFM minus the other, points")
-    figures.legend_below(figure)
+    style.legend_below(figure)
     return figure
 
 

@@ -16,9 +16,10 @@ from matplotlib.figure import Figure
 from paper.by_client import STRETCHES, everyone, stretches, visits, with_error
 from paper.numbers import CONTROLS
 
-from pfedafm_jax import PfedafmError, cli, figures
-from pfedafm_jax.results import Run
-from pfedafm_jax.tables import markdown, percent
+from pfedafm_jax import PfedafmError, cli
+from pfedafm_jax.results import style
+from pfedafm_jax.results.run import Run
+from pfedafm_jax.results.tables import markdown, percent
 
 USUAL = "trained from 1"
 SHOWN = 20, 40, 60, 80, 100, 200, 300, 400, 500  # rounds, of those evaluated
@@ -70,19 +71,19 @@ def by_round(usual: Run, runs: Sequence[Run]) -> str:
 
 def picture(runs: Sequence[Run]) -> Figure:
     """All clients by round."""
-    figure, axes = figures.plain_figure()
-    for run, colour in zip(runs, figures.COLOURS, strict=False):
+    figure, axes = style.plain_figure()
+    for run, colour in zip(runs, style.COLOURS, strict=False):
         frame = run.per_round().dropna(subset=["all_clients_accuracy"])
         other = run.config["method"] != OURS
         axes.plot(
             frame["round"],
             100 * frame["all_clients_accuracy"],
-            color=figures.method_colour(run.config["method"]) if other else colour,
+            color=style.method_colour(run.config["method"]) if other else colour,
             linestyle="--" if other else "-",
             label=name_of(run),
         )
     axes.set(xlabel="communication round", ylabel="test accuracy of all clients, %")
-    figures.legend_below(figure)
+    style.legend_below(figure)
     return figure
 
 

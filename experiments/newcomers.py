@@ -21,13 +21,14 @@ from matplotlib.figure import Figure
 from paper.by_client import with_error
 from paper.by_seed import OURS
 
-from pfedafm_jax import PfedafmError, TrainedRun, cli, figures, load_data, load_run
+from pfedafm_jax import PfedafmError, TrainedRun, cli, load_data, load_run
 from pfedafm_jax.base.errors import bad
 from pfedafm_jax.base.files import write_atomically
 from pfedafm_jax.data.load import held_out
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.progress import console
-from pfedafm_jax.tables import markdown, mean_and_deviation, percent
+from pfedafm_jax.results import style
+from pfedafm_jax.results.tables import markdown, mean_and_deviation, percent
 
 
 def joined(run: TrainedRun, visits: int, data_dir: str | None) -> np.ndarray:
@@ -81,14 +82,14 @@ def tables(found: Mapping[str, Any]) -> dict[str, str]:
 
 def picture(found: Mapping[str, Any]) -> Figure:
     """Mean over the newcomers after each visit."""
-    figure, axes = figures.plain_figure()
+    figure, axes = style.plain_figure()
     for name, one in found.items():
         rows = 100 * np.array(one["accuracies"])
-        colour = figures.method_colour(name)
+        colour = style.method_colour(name)
         axes.plot(rows.mean(axis=0), "o-", color=colour, markersize=3, label=one["title"])
     axes.set(xlabel="visits of the newcomer", ylabel="newcomers' test accuracy, %", ylim=(0, 100))
-    figures.whole_numbers(axes.xaxis)
-    figures.legend_below(figure)
+    style.whole_numbers(axes.xaxis)
+    style.legend_below(figure)
     return figure
 
 

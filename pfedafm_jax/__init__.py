@@ -26,8 +26,8 @@ from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.export import export_client, load_client
 from pfedafm_jax.methods import method_names, register_method
 from pfedafm_jax.models.architecture import describe, register_extractor
-from pfedafm_jax.records import Record, Summary
-from pfedafm_jax.results import Run, read_run, read_runs
+from pfedafm_jax.results.records import Record, Summary
+from pfedafm_jax.results.run import Run, read_run, read_runs
 from pfedafm_jax.runs import compare, run
 from pfedafm_jax.trained import TrainedClient, TrainedRun, load_run
 

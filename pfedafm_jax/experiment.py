@@ -20,8 +20,8 @@ from pfedafm_jax.data.load import load_data, split
 from pfedafm_jax.engine import Devices, build
 from pfedafm_jax.engine.reference import released
 from pfedafm_jax.models import kernels
-from pfedafm_jax.records import FORMAT, Record, Summary, mean, summarize
-from pfedafm_jax.results import Run, per_round
+from pfedafm_jax.results.records import FORMAT, Record, Summary, mean, summarize
+from pfedafm_jax.results.run import Run, per_round
 
 
 class Experiment:

@@ -27,7 +27,7 @@ from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.deploy.states import States
 from pfedafm_jax.engine.devices import matmul_precision
 from pfedafm_jax.models import kernels
-from pfedafm_jax.tables import percent
+from pfedafm_jax.results.tables import percent
 from pfedafm_jax.trained import CARD_FORMAT, TrainedClient, model_of
 
 CARD, WEIGHTS, PROGRAM, ONNX = "card.json", "weights.safetensors", "network.jax", "network.onnx"

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from pfedafm_jax import plots
 from pfedafm_jax.base.errors import START_OVER, Interrupted, PfedafmError, storage_error
 from pfedafm_jax.base.files import Log
 from pfedafm_jax.checkpoint import Checkpoints
@@ -18,7 +17,8 @@ from pfedafm_jax.config.method_settings import settings_of
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.observers import Observer, observed
 from pfedafm_jax.progress import Progress, print_plan
-from pfedafm_jax.records import RunFolder
+from pfedafm_jax.results import plots
+from pfedafm_jax.results.records import RunFolder
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.tasks import Task, checkpoint_folder, other_digest, refuse_others
 
@@ -191,5 +191,5 @@ def load(experiment: Experiment, task: Task, log: Log) -> None:
             return
     raise PfedafmError(
         f"{place} is finished, and there is no checkpoint of its last round to load; its numbers "
-        f"are in {place}/, pfedafm_jax.results.read_run reads them; {START_OVER}"
+        f"are in {place}/, pfedafm_jax.results.run.read_run reads them; {START_OVER}"
     )

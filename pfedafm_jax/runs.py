@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 
-from pfedafm_jax import plots
 from pfedafm_jax.base.errors import START_OVER, Interrupted, bad
 from pfedafm_jax.base.files import Log, check_writable, write_atomically
 from pfedafm_jax.checkpoint import Checkpoints
@@ -25,10 +24,11 @@ from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.methods import chosen_methods, find_method, method_names
 from pfedafm_jax.observers import Observer
 from pfedafm_jax.progress import Progress, bold, console, print_summary, print_table
-from pfedafm_jax.results import Run, read_run
+from pfedafm_jax.results import plots
+from pfedafm_jax.results.run import Run, read_run
+from pfedafm_jax.results.tables import COLUMNS, cells, markdown, over_seeds, table
 from pfedafm_jax.rounds import load, train
 from pfedafm_jax.signals import Signals
-from pfedafm_jax.tables import COLUMNS, cells, markdown, over_seeds, table
 from pfedafm_jax.tasks import Task, checkpoint_folder, find_existing, other_data, refuse_others
 
 SplitOf = Callable[[Config, Dataset], Partition]

@@ -13,8 +13,8 @@ from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.progress import console
-from pfedafm_jax.records import RunFolder
-from pfedafm_jax.results import NOT_IN_RESULTS, Damaged, Run, flat, read_run
+from pfedafm_jax.results.records import RunFolder
+from pfedafm_jax.results.run import NOT_IN_RESULTS, Damaged, Run, flat, read_run
 
 ELSEWHERE = f"{START_OVER}, another --run-dir leaves it as it is"
 

@@ -33,8 +33,8 @@ from pfedafm_jax.methods.base import Client, Server
 from pfedafm_jax.methods.server_optimizer import broadcast_of, judged_of
 from pfedafm_jax.models import kernels
 from pfedafm_jax.models.architecture import Architecture, describe
-from pfedafm_jax.records import mean
-from pfedafm_jax.results import Run, read_run
+from pfedafm_jax.results.records import mean
+from pfedafm_jax.results.run import Run, read_run
 from pfedafm_jax.tasks import checkpoint_folder, differences, other_digest
 from pfedafm_jax.training.accuracy import EVALUATION_BATCH
 

@@ -4,8 +4,8 @@ import numpy as np
 
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Partition
-from pfedafm_jax.records import FORMAT, Record, RunFolder, summarize
-from pfedafm_jax.results import Run, read_run
+from pfedafm_jax.results.records import FORMAT, Record, RunFolder, summarize
+from pfedafm_jax.results.run import Run, read_run
 
 PREDICTIONS = {"pfedafm": ["mixed", "small", "large"]}
 

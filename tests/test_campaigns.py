@@ -31,7 +31,7 @@ from tiny_command import SETTINGS, rows, run_here
 from pfedafm_jax import PfedafmError, __main__, load_run
 from pfedafm_jax.commands import compare, plot, predict, report
 from pfedafm_jax.observers import Observer
-from pfedafm_jax.results import read_run
+from pfedafm_jax.results.run import read_run
 from pfedafm_jax.runs import run_all
 
 pytestmark = pytest.mark.faults

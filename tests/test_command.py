@@ -17,13 +17,14 @@ import tiny_command
 from by_hand import record, run_by_hand
 from small import command_words
 
-from pfedafm_jax import __main__, cli, flags, plots
+from pfedafm_jax import __main__, cli, flags
 from pfedafm_jax.base.errors import Interrupted, PfedafmError, storage_error
 from pfedafm_jax.base.files import write_atomically
 from pfedafm_jax.commands import compare
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.config.method_settings import settings_of
 from pfedafm_jax.progress import print_summary
+from pfedafm_jax.results import plots
 
 WORDS = ("--config", "hetero_cifar10", "--rounds", "3", "--eval-every", "2")
 FLOATS = 12 * 8 + 8  # of the tiny network: four quarters in three colours, eight features

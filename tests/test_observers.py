@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from by_hand import record, run_by_hand
 
-from pfedafm_jax import cli, plots
+from pfedafm_jax import cli
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.observers import Observation, Observer, TensorBoard, WeightsAndBiases, scalars
 from pfedafm_jax.progress import console, print_plan, print_table
-from pfedafm_jax.results import read_run
+from pfedafm_jax.results import plots
+from pfedafm_jax.results.run import read_run
 from pfedafm_jax.runs import run
 
 ROUNDS = 5

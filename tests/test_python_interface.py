@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from small import states
 
-from pfedafm_jax import PfedafmError, compare, plots, progress, read_run, run
+from pfedafm_jax import PfedafmError, compare, progress, read_run, run
 from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.tables import table
+from pfedafm_jax.results import plots
+from pfedafm_jax.results.tables import table
 
 ROUNDS = 3
 

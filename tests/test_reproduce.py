@@ -14,11 +14,11 @@ from paper.items import ITEMS
 from paper.study import SCALES, Study, estimator, name_of
 from paper.tables import accuracy_table
 
-from pfedafm_jax import plots
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.methods import find_method, method_names
-from pfedafm_jax.tables import markdown
+from pfedafm_jax.results import plots
+from pfedafm_jax.results.tables import markdown
 from pfedafm_jax.tasks import Task, find_existing
 
 RESULTS = Path(__file__).parents[1] / "experiments" / "results"

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 from small import METHODS, slow_but, states
 
-from pfedafm_jax import compare, plots
+from pfedafm_jax import compare
 from pfedafm_jax.base.errors import Interrupted, PfedafmError
 from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.config.config import updated
 from pfedafm_jax.engine import draw_participants
 from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.observers import Observer
-from pfedafm_jax.records import RunFolder
-from pfedafm_jax.results import read_run
+from pfedafm_jax.results import plots
+from pfedafm_jax.results.records import RunFolder
+from pfedafm_jax.results.run import read_run
 from pfedafm_jax.rounds import train
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.tasks import Task, checkpoint_folder, differences, find_existing

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from small import command_words
 
-from pfedafm_jax import plots
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.commands import sweep as grid
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Partition
 from pfedafm_jax.data.load import load_data, split
+from pfedafm_jax.results import plots
 
 
 def sweep(*arguments: str, **settings) -> int:

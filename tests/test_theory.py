@@ -10,11 +10,11 @@ import pytest
 import theory
 from paper import fig_theory
 
-from pfedafm_jax import plots
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.config.config import updated
 from pfedafm_jax.data.augment import normalise
 from pfedafm_jax.engine import build, draw_participants, run_round, start
+from pfedafm_jax.results import plots
 
 CURVATURE = np.array([4.0, 1.0, 0.25], np.float32)
 CENTRES = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)

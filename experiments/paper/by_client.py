@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from scipy import stats  # comes with JAX, which needs it
 
-from pfedafm_jax.results import Run
+from pfedafm_jax.results.run import Run
 
 STRETCHES = 5  # parts of a run: the last has the late rounds
 

@@ -19,8 +19,8 @@ from paper.by_client import (
     visits,
     with_error,
 )
-from pfedafm_jax.results import Run
-from pfedafm_jax.tables import markdown, mean_and_deviation, percent
+from pfedafm_jax.results.run import Run
+from pfedafm_jax.results.tables import markdown, mean_and_deviation, percent
 
 OURS = "pfedafm"
 

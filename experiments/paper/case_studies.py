@@ -10,9 +10,9 @@ from paper import numbers, outcome
 from paper.by_client import everyone, with_error
 from paper.outcome import BEST, EVERYONE, PAPER, SCORES, Claim, Outcome, Table, everywhere
 from paper.study import Found, Study, at
-from pfedafm_jax import figures, plots
 from pfedafm_jax.methods import find_method
-from pfedafm_jax.tables import percent
+from pfedafm_jax.results import plots, style
+from pfedafm_jax.results.tables import percent
 from pfedafm_jax.tasks import Task
 
 Means = dict[str, list[float]]  # method → best mean of participants in percent, at each point
@@ -101,13 +101,13 @@ def along_tasks(study: Study, axis: Axis) -> dict[tuple, Task]:
 
 def along(study: Study, found: Found, axis: Axis) -> Outcome:
     """Accuracy of methods over an axis, a panel per dataset; bands are deviations over seeds."""
-    figure, [row_of_axes] = figures.panels(1, len(study.datasets), 5.0, 3.6)
+    figure, [row_of_axes] = style.panels(1, len(study.datasets), 5.0, 3.6)
     rows, every = [], {}
     for dataset, axes in zip(study.datasets, row_of_axes, strict=True):
         label, points = study.label(dataset), list(axis.points(study, dataset))
         every[label] = means = {}
         for method in dict.fromkeys(key[2] for key in found if key[0] == dataset):
-            name, colour = find_method(method).title, figures.method_colour(method)
+            name, colour = find_method(method).title, style.method_colour(method)
             level = at(found, dataset, None, method)
             runs = [level or at(found, dataset, point, method) for point in points]
             for point, one in zip(points, runs, strict=True):
@@ -169,7 +169,7 @@ def _differences(study: Study, found: Found, axis: Axis) -> Table:
 
 def mix_mean(study: Study, found: Found) -> Outcome:
     """Mean of the mix vector by round: the two clients drawn most often, and all participants."""
-    figure, [row_of_axes] = figures.panels(1, len(study.datasets), 5.0, 3.6, sharey=True)
+    figure, [row_of_axes] = style.panels(1, len(study.datasets), 5.0, 3.6, sharey=True)
     rows, claims = [], []
     for dataset, axes in zip(study.datasets, row_of_axes, strict=True):
         label, stated, near = study.label(dataset), numbers.MIX_MEAN[dataset], None
@@ -207,7 +207,7 @@ def ablation(
     bars_of: Callable[[str], Mapping[str, Bar]],
 ) -> Outcome:
     """Bars by name, a group per dataset, under `column` in the table; the paper says they rise."""
-    figure, [[axes]] = figures.panels(1, 1, 6.5, 3.8)
+    figure, [[axes]] = style.panels(1, 1, 6.5, 3.8)
     groups = {study.label(dataset): bars_of(dataset) for dataset in study.datasets}
     rows, claims = [], []
     for label, bars in groups.items():
@@ -218,7 +218,7 @@ def ablation(
     for place, name in enumerate(names):
         middle = np.arange(len(groups)) + (place - (len(names) - 1) / 2) * 0.8 / len(names)
         best, everyone = np.array([bars.get(name, (np.nan,) * 2)[:2] for bars in groups.values()]).T
-        drawn = axes.bar(middle, best, 0.75 / len(names), color=figures.COLOURS[place], label=name)
+        drawn = axes.bar(middle, best, 0.75 / len(names), color=style.COLOURS[place], label=name)
         labels = [f"{value:.1f}" if np.isfinite(value) else "" for value in best]
         axes.bar_label(drawn, labels, fontsize=8, padding=2)
         dots = "" if place else "all clients at the end"
@@ -226,7 +226,7 @@ def ablation(
     axes.set_xticks(range(len(groups)), list(groups))
     axes.set(ylabel="test accuracy, %", title=title)
     axes.margins(y=0.12)
-    figures.legend_below(figure)
+    style.legend_below(figure)
     return Outcome(title, [Table("", ("dataset", column, *SCORES), rows)], figure, claims)
 
 

@@ -9,9 +9,9 @@ import numpy as np
 from paper import numbers
 from paper.outcome import BEST, PAPER, Claim, Outcome, Table, everywhere, lengths
 from paper.study import Found, Study, at
-from pfedafm_jax import figures, plots
 from pfedafm_jax.methods import find_method
-from pfedafm_jax.tables import human, percent
+from pfedafm_jax.results import plots, style
+from pfedafm_jax.results.tables import human, percent
 from pfedafm_jax.tasks import Task
 
 
@@ -27,7 +27,7 @@ def convergence_tasks(study: Study) -> dict[tuple, Task]:
 def convergence(study: Study, found: Found) -> Outcome:
     """Mean accuracy of participants by round, a panel for each column of N and each dataset."""
     columns, datasets = study.scale.columns, study.datasets
-    figure, grid = figures.panels(len(datasets), len(columns), 4.4, 3.2)
+    figure, grid = style.panels(len(datasets), len(columns), 4.4, 3.2)
     rows, faster = [], []
     for (i, dataset), (j, column) in itertools.product(enumerate(datasets), enumerate(columns)):
         axes, label = grid[i][j], f"N={column}, {study.label(dataset)}"
@@ -35,7 +35,7 @@ def convergence(study: Study, found: Found) -> Outcome:
         shortest = min((len(run.records) for run in runs.values()), default=0)
         reached = {}
         for method, run in runs.items():
-            colour, frame = figures.method_colour(method), run.per_round()
+            colour, frame = style.method_colour(method), run.per_round()
             axes.plot(*plots.curve(frame), color=colour, linewidth=0.7, alpha=0.35)
             smooth = plots.curve(frame, window=max(1, len(frame) // 20))
             axes.plot(*smooth, color=colour, linewidth=1.7, label=run.title)
@@ -48,8 +48,8 @@ def convergence(study: Study, found: Found) -> Outcome:
         if "pfedafm" in reached and len(reached) > 1:
             faster.append(reached["pfedafm"] == max(reached.values()))
         axes.set(title=label, xlabel="communication round", ylabel="participants' accuracy, %")
-        figures.whole_numbers(axes.xaxis)
-    figures.legend_below(figure)
+        style.whole_numbers(axes.xaxis)
+    style.legend_below(figure)
     text = "pFedAFM converges faster to higher accuracy (it is ahead half-way)."
     columns = ("setting", "method", "best of first half, %", "best, %", "at round", "of")
     notes = ["Thin: every round; thick: mean over a twentieth of the run."]
@@ -72,7 +72,7 @@ def pair_tasks(study: Study, methods: Sequence[str] = ()) -> dict[tuple, Task]:
 
 def individual(study: Study, found: Found) -> Outcome:
     """Each client's accuracy under pFedAFM minus that under the baselines that are finished."""
-    figure, [row_of_axes] = figures.panels(1, len(study.datasets), 5.2, 3.6)
+    figure, [row_of_axes] = style.panels(1, len(study.datasets), 5.2, 3.6)
     rows, claims = [], []
     for dataset, axes in zip(study.datasets, row_of_axes, strict=True):
         label, runs = study.label(dataset), {r.config["method"]: r for r in at(found, dataset)}
@@ -89,9 +89,9 @@ def individual(study: Study, found: Found) -> Outcome:
             shares = [f"{better:.0f}", paper, f"{equal:.0f}", f"{gain.mean():+.2f}"]
             rows.append([label, run.title, *shares, lengths([ours, run])])
             shown = f"to {run.title}: better for {better:.0f} %"
-            axes.plot(gain, color=figures.method_colour(name), label=shown)
+            axes.plot(gain, color=style.method_colour(name), label=shown)
             if name == "fedproto":
-                axes.fill_between(range(len(gain)), gain, color=figures.ORANGE, alpha=0.3)
+                axes.fill_between(range(len(gain)), gain, color=style.ORANGE, alpha=0.3)
                 claims[-1] = Claim(text, better > 50, f"{better:.0f} %")
         axes.axhline(0, color=PAPER, linewidth=0.8)
         axes.set(title=label, xlabel="clients, sorted", ylabel="pFedAFM minus baseline, points")
@@ -132,12 +132,12 @@ def cost(study: Study, found: Found) -> Outcome:
                 words = map(human, amounts) if amounts else ["not reached"] * 3
                 best = percent(getattr(runs[method].summary, BEST))
                 rows.append([label, runs[method].title, *words, best, lengths([runs[method]])])
-    figure, [row_of_axes] = figures.panels(1, 3, 4.0, 3.6)
+    figure, [row_of_axes] = style.panels(1, 3, 4.0, 3.6)
     for which, (axes, measure) in enumerate(zip(row_of_axes, MEASURES, strict=True)):
         for place, method in enumerate(methods):
             offset = (place - (len(methods) - 1) / 2) * 0.8 / len(methods)
             amounts = [(to.get(method) or [np.nan] * 3)[which] for to in groups.values()]
-            look: Any = {"width": 0.75 / len(methods), "color": figures.method_colour(method)}
+            look: Any = {"width": 0.75 / len(methods), "color": style.method_colour(method)}
             title = find_method(method).title
             places = np.arange(len(groups)) + offset
             words: Any = {"fontsize": 7, "rotation": 90}
@@ -154,7 +154,7 @@ def cost(study: Study, found: Found) -> Outcome:
         axes.set_xticks(range(len(groups)), labels, fontsize=8)
         axes.set(title=f"{measure} to the target")
         axes.margins(y=0.2)
-    figures.legend_below(figure)
+    style.legend_below(figure)
     columns = ("target", "method", *MEASURES, "best, %", "of rounds")
     pairs = [(to.get("pfedafm"), to.get("fedproto")) for to in groups.values()]
     both = [(own, other) for own, other in pairs if own and other]

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from theory import WAYS, bound
 
-from pfedafm_jax.figures import BLUE, GREEN, GREY, ORANGE, panels, whole_numbers
+from pfedafm_jax.results.style import BLUE, GREEN, GREY, ORANGE, panels, whole_numbers
 
 PLACES = ("one step of gradient descent", "phase 1", "phase 2", "aggregation")  # what WAYS are
 SHADES = (BLUE, ORANGE, GREEN, GREY)

@@ -7,7 +7,7 @@ sentence that says what the picture shows.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pfedafm_jax.records import Record
+from pfedafm_jax.results.records import Record
 
 DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 METHODS = ("standalone", "lg_fedavg", "fd", "fedproto", "fml", "fedkd", "fedapen", "pfedafm")

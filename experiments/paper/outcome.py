@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from pfedafm_jax import figures, plots
 from pfedafm_jax.base.files import write_atomically
 from pfedafm_jax.progress import console, print_table
-from pfedafm_jax.results import Run
-from pfedafm_jax.tables import markdown, mean_and_deviation, percent
+from pfedafm_jax.results import plots, style
+from pfedafm_jax.results.run import Run
+from pfedafm_jax.results.tables import markdown, mean_and_deviation, percent
 
-PAPER = figures.BLACK  # the paper's own numbers in pictures
+PAPER = style.BLACK  # the paper's own numbers in pictures
 BEST, LAST_TEN = "best_mean_accuracy", "last_ten_mean_accuracy"
 EVERYONE = "final_all_clients_accuracy"
 SCORES = ("best, %", "last ten, %", "all clients, %", "rounds", "seeds")

@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 from paper import numbers, outcome
 from paper.outcome import BEST, EVERYONE, LAST_TEN, PAPER, Outcome, Table
 from paper.study import Found, Study, at
-from pfedafm_jax import figures
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.models.architecture import describe
-from pfedafm_jax.results import Run
-from pfedafm_jax.tables import percent
+from pfedafm_jax.results import style
+from pfedafm_jax.results.run import Run
+from pfedafm_jax.results.tables import percent
 from pfedafm_jax.tasks import Task
 
 Cell = tuple[int, str]  # N and dataset
@@ -29,12 +29,12 @@ def model_sizes(study: Study, found: Found) -> Outcome:
         ten, hundred = describe(name, 10), describe(name, 100)
         sizes = f"{ten.params * 4 / 2**20:.2f}", f"{stated:.2f}"
         counts = (f"{n:,}" for n in (ten.params, hundred.params, ten.extractor_params))
-        rows.append([figures.architecture_label(name), *sizes, *counts, f"{ten.macs / 1e6:.2f}"])
+        rows.append([style.architecture_label(name), *sizes, *counts, f"{ten.macs / 1e6:.2f}"])
     columns = ("network", "MB", "paper", "weights, 10 classes", "100 classes", "without header")
     columns += ("M mult-adds",)
-    figure, [[axes]] = figures.panels(1, 1, 6.5, 3.6)
+    figure, [[axes]] = style.panels(1, 1, 6.5, 3.6)
     here, there = ([float(row[column]) for row in rows] for column in (1, 2))
-    axes.bar(range(len(rows)), here, color=figures.BLUE, width=0.6, label="here")
+    axes.bar(range(len(rows)), here, color=style.BLUE, width=0.6, label="here")
     axes.plot(range(len(rows)), there, "D", color=PAPER, markersize=5, label="paper")
     axes.set_xticks(range(len(rows)), [row[0] for row in rows])
     axes.set(ylabel="MB of float32, ten classes", title="Table 1: sizes of the networks")
@@ -148,10 +148,10 @@ def _accuracy_figure(
     columns = list(dict.fromkeys(column for column, _ in cells))
     datasets = list(dict.fromkeys(dataset for _, dataset in cells))
     height = max(3.0, 0.9 + 0.34 * len(methods))
-    figure, grid = figures.panels(len(datasets), len(columns), 4.6, height, sharey=True)
+    figure, grid = style.panels(len(datasets), len(columns), 4.6, height, sharey=True)
     kinds = {
-        "best mean of participants": ("o", figures.BLUE),
-        "all clients at the end": ("o", figures.GREY),
+        "best mean of participants": ("o", style.BLUE),
+        "all clients at the end": ("o", style.GREY),
         "the paper's best mean": ("D", PAPER),
     }
     for label, ((column, dataset), members) in zip(labels, cells.items(), strict=True):
@@ -160,15 +160,15 @@ def _accuracy_figure(
             runs = members.get(name, [])
             stated = numbers.accuracy(family, name, column, dataset) or float("nan")
             points = (outcome.mean(runs), outcome.mean(runs, EVERYONE), stated)
-            axes.plot(points, [place] * 3, color=figures.GREY, alpha=0.4, linewidth=1)
+            axes.plot(points, [place] * 3, color=style.GREY, alpha=0.4, linewidth=1)
             for value, (kind, (marker, colour)) in zip(points, kinds.items(), strict=True):
                 text = "" if place else kind
                 axes.plot(value, place, marker, color=colour, ms=5.5, label=text)
             if outcome.diverged(runs):
                 axes.annotate("diverged", (points[0], place), xytext=(6, 0), fontsize=7,
-                              textcoords="offset points", va="center", color=figures.RED)  # fmt: skip
+                              textcoords="offset points", va="center", color=style.RED)  # fmt: skip
         axes.set_yticks(range(len(methods)), [find_method(name).title for name in methods])
         axes.set(title=label, xlabel="test accuracy, %", ylim=(len(methods) - 0.5, -0.5))
-    figures.legend_below(figure, 3)
+    style.legend_below(figure, 3)
     figure.suptitle(TITLES[family], fontsize=11)
     return figure

@@ -3,13 +3,13 @@
 import argparse
 from pathlib import Path
 
-from pfedafm_jax import plots
 from pfedafm_jax.base.errors import PfedafmError, bad
 from pfedafm_jax.base.files import check_writable
-from pfedafm_jax.labels import grouped, labels
 from pfedafm_jax.progress import console, print_table
-from pfedafm_jax.results import differing, read_runs
-from pfedafm_jax.tables import COLUMNS, cells, means
+from pfedafm_jax.results import plots
+from pfedafm_jax.results.run import differing, read_runs
+from pfedafm_jax.results.select import grouped, labels
+from pfedafm_jax.results.tables import COLUMNS, cells, means
 
 FORMATS = (".png", ".pdf", ".svg")
 

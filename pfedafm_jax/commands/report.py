@@ -3,8 +3,8 @@
 import argparse
 
 from pfedafm_jax.progress import console
-from pfedafm_jax.report import Published, write_report
-from pfedafm_jax.tables import percent
+from pfedafm_jax.results.page import Published, write_report
+from pfedafm_jax.results.tables import percent
 
 
 def main(argv: list[str], published: Published | None = None) -> int:

@@ -13,7 +13,7 @@ from pfedafm_jax.deploy.roster import Roster, classes_of
 from pfedafm_jax.deploy.server import Federation, Nodes
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.progress import console
-from pfedafm_jax.records import RunFolder
+from pfedafm_jax.results.records import RunFolder
 from pfedafm_jax.runs import run_all
 from pfedafm_jax.signals import Signals
 from pfedafm_jax.tasks import Task, find_existing

@@ -25,10 +25,10 @@ from pfedafm_jax.data.load import split
 from pfedafm_jax.flags import every_setting, spelled
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.progress import console, print_table
-from pfedafm_jax.results import MATTERS_IF, Run
+from pfedafm_jax.results.run import MATTERS_IF, Run
+from pfedafm_jax.results.tables import markdown, mean_and_deviation, percent
 from pfedafm_jax.runs import run_all
 from pfedafm_jax.signals import Signals
-from pfedafm_jax.tables import markdown, mean_and_deviation, percent
 from pfedafm_jax.tasks import ELSEWHERE, Task, find_existing
 
 HELD_OUT = 0.1  # fraction of each client's training data, by default

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 from small import play, same, small_config, small_data, small_programs
 
-from pfedafm_jax import Experiment, engine, plots
+from pfedafm_jax import Experiment, engine
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.engine.reference import plain
 from pfedafm_jax.engine.round import draw_participants, participants_of
 from pfedafm_jax.observers import observed
 from pfedafm_jax.progress import Progress
-from pfedafm_jax.records import Record
+from pfedafm_jax.results import plots
+from pfedafm_jax.results.records import Record
 
 HALF = Config(num_clients=40, participation=0.5, dropout=0.3, seed=2)
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from small import all_moved, same, small_config, small_data, states
 
-from pfedafm_jax import plots
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.engine import Devices, build, evaluate, run_round, start
 from pfedafm_jax.engine.programs import TRACED
 from pfedafm_jax.engine.reference import plain
 from pfedafm_jax.experiment import Experiment
+from pfedafm_jax.results import plots
 
 
 @pytest.fixture(scope="module")

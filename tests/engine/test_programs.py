@@ -5,7 +5,7 @@ import jax
 import pytest
 from small import METHODS, command_words, small_config, small_data
 
-from pfedafm_jax import engine, plots
+from pfedafm_jax import engine
 from pfedafm_jax.commands import sweep
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.config.method_settings import settings_of
@@ -14,6 +14,7 @@ from pfedafm_jax.engine import build
 from pfedafm_jax.engine.programs import TRACED, compiled
 from pfedafm_jax.engine.reference import algorithm1
 from pfedafm_jax.methods import find_method
+from pfedafm_jax.results import plots
 from pfedafm_jax.training.batches import LocalTraining, table_width
 
 SWEPT = {"synthetic_samples": 240, "num_clients": 6, "participation": 0.5, "local_epochs": 1}

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pfedafm_jax.labels import grouped, labels
-from pfedafm_jax.results import Run, differing
+from pfedafm_jax.results.run import Run, differing
+from pfedafm_jax.results.select import grouped, labels
 
 COLUMNS = {
     "best_mean_accuracy": "best",

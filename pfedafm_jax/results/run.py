@@ -1,7 +1,7 @@
 """Run folders read back: the only reader of what `records.py` writes.
 
 `read_runs(folders)` returns one `Run` per folder and checks each file it reads; `Damaged` names a
-bad one. `labels.py` distinguishes runs by their settings, `tables.py` tabulates them.
+bad one. `select.py` distinguishes runs by their settings, `tables.py` tabulates them.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from pfedafm_jax.config.config import REMOVED, Config, Machine
 from pfedafm_jax.config.method_settings import settings_of
 from pfedafm_jax.data import Partition
 from pfedafm_jax.methods import find_method, method_names
-from pfedafm_jax.records import FORMAT, Record, Summary, summarize
+from pfedafm_jax.results.records import FORMAT, Record, Summary, summarize
 
 ABOUT = {"config", "versions", "devices", "data", "predictions", "architectures"}
 """What `config.json` has."""

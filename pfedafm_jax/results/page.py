@@ -13,13 +13,13 @@ import jinja2
 import numpy as np
 from matplotlib.figure import Figure
 
-from pfedafm_jax import plots
 from pfedafm_jax.base.errors import bad, storage_error
 from pfedafm_jax.base.files import check_writable, read_bytes, write_atomically
 from pfedafm_jax.config.config import Config
-from pfedafm_jax.figures import legend_below, rendered
-from pfedafm_jax.results import Run, differing, flat, matters, read_runs
-from pfedafm_jax.tables import COLUMNS, cells, human, means, over_seeds, percent
+from pfedafm_jax.results import plots
+from pfedafm_jax.results.run import Run, differing, flat, matters, read_runs
+from pfedafm_jax.results.style import legend_below, rendered
+from pfedafm_jax.results.tables import COLUMNS, cells, human, means, over_seeds, percent
 
 Published = Callable[[dict[str, Any]], tuple[str, float | None] | None]
 """From a run's settings to a published result: its source and best mean accuracy (None: no

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from by_hand import record, run_by_hand
 
-from pfedafm_jax import records
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.labels import grouped, labels
-from pfedafm_jax.records import RunFolder, summarize
-from pfedafm_jax.results import Damaged, differing, read_run, read_runs
-from pfedafm_jax.tables import cells, markdown, over_seeds, table
+from pfedafm_jax.results import records
+from pfedafm_jax.results.records import RunFolder, summarize
+from pfedafm_jax.results.run import Damaged, differing, read_run, read_runs
+from pfedafm_jax.results.select import grouped, labels
+from pfedafm_jax.results.tables import cells, markdown, over_seeds, table
 
-RESULTS = Path(__file__).parent.parent / "experiments" / "results"
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 
 
 def test_each_accuracy_of_a_summary_is_what_its_name_says():

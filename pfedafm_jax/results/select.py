@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from pfedafm_jax.base.errors import bad, suggestion
-from pfedafm_jax.results import Run, differing, matters
+from pfedafm_jax.results.run import Run, differing, matters
 
 
 def labels(runs: Sequence[Run]) -> list[str]:

@@ -7,7 +7,7 @@
     summary.json    a `Summary`; written last, so a run that has it is finished
 
 All but `rounds.jsonl`, to which lines are appended, are written atomically. `summary.json` holds the
-sha256 of the two `.npz` files. `results.py` reads them;
+sha256 of the two `.npz` files. `run.py` reads them;
 `docs/evaluation.md` says which accuracy is which.
 """
 

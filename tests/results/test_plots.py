@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 from by_hand import record, run_by_hand
 
-from pfedafm_jax import figures, plots
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.commands import plot
-from pfedafm_jax.labels import grouped
 from pfedafm_jax.methods import method_names
-from pfedafm_jax.results import per_round, read_runs
+from pfedafm_jax.results import plots, style
+from pfedafm_jax.results.run import per_round, read_runs
+from pfedafm_jax.results.select import grouped
 
 FLOATS = {"pfedafm": 100, "standalone": 0, "fd": 1}
 
@@ -122,17 +122,17 @@ def test_a_method_has_one_colour_in_every_picture(folder):
     for chosen in (runs, few):
         for line in plots.compare_runs(chosen).axes[0].lines:
             name = {"pFedAFM": "pfedafm", "FD": "fd", "Standalone": "standalone"}[line.get_label()]
-            assert line.get_color() == figures.METHOD_COLOURS[name]
-    assert set(figures.METHOD_COLOURS) == set(method_names())
-    assert len(set(figures.METHOD_COLOURS.values())) == len(figures.METHOD_COLOURS)
-    assert figures.method_colour("mine") == figures.method_colour("mine")
+            assert line.get_color() == style.METHOD_COLOURS[name]
+    assert set(style.METHOD_COLOURS) == set(method_names())
+    assert len(set(style.METHOD_COLOURS.values())) == len(style.METHOD_COLOURS)
+    assert style.method_colour("mine") == style.method_colour("mine")
 
 
 def test_runs_of_one_method_are_told_apart(folder):
     runs = read_runs([folder / "pfedafm-seed0", folder / "pfedafm-seed1", folder / "fd-seed0"])
     looks = plots.styles(grouped(runs, ["method", "seed"]))
     assert len(set(looks.values())) == 3
-    assert looks["pFedAFM, seed 0"][0] == looks["pFedAFM, seed 1"][0] == figures.BLUE
+    assert looks["pFedAFM, seed 0"][0] == looks["pFedAFM, seed 1"][0] == style.BLUE
     alone = plots.styles(grouped(runs[:2], ["seed"]))
     assert alone["seed 0"][0] != alone["seed 1"][0]
 
@@ -159,7 +159,7 @@ def test_text_from_outside_is_shown_as_it_is(name, tmp_path):
     accuracy = plots.of_run(run)["accuracy"]()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         for figure in (accuracy, plots.curves({name: [run]}, name)):
-            assert escape(name, quote=False) in figures.rendered(figure, "svg").decode()
+            assert escape(name, quote=False) in style.rendered(figure, "svg").decode()
 
 
 def test_a_title_that_is_no_text_is_drawn(tmp_path):

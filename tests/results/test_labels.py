@@ -2,8 +2,8 @@
 
 from by_hand import record, run_by_hand
 
-from pfedafm_jax.labels import grouped, labels
 from pfedafm_jax.methods import find_method
+from pfedafm_jax.results.select import grouped, labels
 
 
 def test_no_two_runs_have_one_label_whatever_they_share(tmp_path):

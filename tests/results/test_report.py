@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from by_hand import record, run_by_hand
 
-from pfedafm_jax import figures, plots
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.commands import report
-from pfedafm_jax.report import page, write_report
+from pfedafm_jax.results import plots, style
+from pfedafm_jax.results.page import page, write_report
 
 HOSTILE = """<script>alert("1")</script> && $a_b$ 'x"""
 SCORES = np.array([0.5, 0.7, 0.9])
@@ -73,7 +73,7 @@ def test_a_page_has_the_numbers_settings_and_pictures_of_the_run():
 
 def test_a_page_needs_nothing_else_and_is_the_same_again(tmp_path):
     made(tmp_path / "run", method="fd")
-    picture = figures.rendered(plots.classes_by_client(np.ones((3, 4))), "png")
+    picture = style.rendered(plots.classes_by_client(np.ones((3, 4))), "png")
     (tmp_path / "run" / "split.png").write_bytes(picture)  # as the run leaves it
     text = []
     for _ in range(2):

@@ -1,7 +1,7 @@
 """Plots of runs: each function takes runs, tables or arrays and returns a matplotlib figure.
 
 A method has the same colour in all plots, axes of counts have whole numbers, and text is shown
-literally: nothing in a name or path is parsed as a formula (`figures.py`).
+literally: nothing in a name or path is parsed as a formula (`style.py`).
 """
 
 import itertools
@@ -17,13 +17,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from pfedafm_jax import figures
 from pfedafm_jax.base.files import Log, write_atomically
 from pfedafm_jax.data.dataset import noun_of
-from pfedafm_jax.figures import BLACK, BLUE, COLOURS, GREEN, GREY, ORANGE, architecture_label
-from pfedafm_jax.labels import grouped
-from pfedafm_jax.results import Run
-from pfedafm_jax.tables import mean_and_deviation
+from pfedafm_jax.results import style
+from pfedafm_jax.results.run import Run
+from pfedafm_jax.results.select import grouped
+from pfedafm_jax.results.style import BLACK, BLUE, COLOURS, GREEN, GREY, ORANGE, architecture_label
+from pfedafm_jax.results.tables import mean_and_deviation
 
 X_AXES = {
     "rounds": "communication round",
@@ -42,7 +42,7 @@ def save(figure: Figure, path: str | Path) -> Path:
     """Writes a file of the kind that its suffix says."""
     path = Path(path)
     form = path.suffix[1:].lower() or "png"
-    write_atomically(path, figures.rendered(figure, form, dpi=140))
+    write_atomically(path, style.rendered(figure, form, dpi=140))
     return path
 
 
@@ -55,7 +55,7 @@ def accuracy_by_round(
         rounds: one row per round, as `per_round()` returns it.
         predictions: names of the predictions, the method's main one first.
     """
-    figure, axes = figures.plain_figure()
+    figure, axes = style.plain_figure()
     frame: Any = rounds
     for name, colour in zip(predictions[1:], (ORANGE, GREEN, GREY), strict=False):
         values, label = 100 * rounds[f"mean_accuracy/{name}"], f"participants, {name} model"
@@ -69,11 +69,11 @@ def accuracy_by_round(
     if means.notna().any():
         best = frame["round"][means.idxmax()], means.max()
         axes.plot(*best, "o", color=BLUE, markersize=5)
-        figures.note(axes, f"best {best[1]:.2f} %", best, BLUE)
+        style.note(axes, f"best {best[1]:.2f} %", best, BLUE)
     axes.set(xlabel=X_AXES["rounds"], ylabel="test accuracy, %", title=title)
     axes.margins(y=0.12)
-    figures.whole_numbers(axes.xaxis)
-    figures.legend_below(figure, 2)
+    style.whole_numbers(axes.xaxis)
+    style.legend_below(figure, 2)
     return figure
 
 
@@ -87,7 +87,7 @@ def accuracy_by_client(
         groups: the index of each client's architecture, `[clients]`.
         names: the architectures.
     """
-    figure, axes = figures.plain_figure(8.0, 4.0)
+    figure, axes = style.plain_figure(8.0, 4.0)
     known = np.isfinite(accuracy)
     start, values, groups = 0, 100 * np.asarray(accuracy, float)[known], np.asarray(groups)[known]
     for group, (name, colour) in enumerate(zip(names, itertools.cycle(COLOURS), strict=False)):
@@ -103,7 +103,7 @@ def accuracy_by_client(
     low = max(0.0, np.floor(values.min() / 10) * 10 - 10)
     axes.set(xlabel="clients, by architecture", ylabel="test accuracy, %", title=title)
     axes.set(ylim=(low or -3.0, 100), xlim=(-1, start), xticks=[])
-    figures.legend_below(figure, 6)
+    style.legend_below(figure, 6)
     return figure
 
 
@@ -115,7 +115,7 @@ def mix_by_round(mix: np.ndarray, title: str = "", axes: Axes | None = None) -> 
         axes: where to draw, instead of a new figure.
     """
     figure: Any
-    figure, axes = figures.plain_figure() if axes is None else (axes.figure, axes)
+    figure, axes = style.plain_figure() if axes is None else (axes.figure, axes)
     rounds, visited = np.arange(1, len(mix) + 1), np.isfinite(mix)
     seen = visited.any(axis=1)
     if seen.any():
@@ -128,7 +128,7 @@ def mix_by_round(mix: np.ndarray, title: str = "", axes: Axes | None = None) -> 
         axes.plot(rounds[drawn], mix[drawn, client], "o-", color=colour, ms=3, lw=0.9, label=label)
     axes.set(xlabel=X_AXES["rounds"], ylim=(-0.02, 1.02), title=title)
     axes.set_ylabel("mean of the mix vector (1: local, 0: shared)")
-    figures.whole_numbers(axes.xaxis)
+    style.whole_numbers(axes.xaxis)
     axes.legend(frameon=False, fontsize=8)
     return figure
 
@@ -141,13 +141,13 @@ def busiest(mix: np.ndarray) -> list[int]:
 def classes_by_client(counts: np.ndarray, title: str = "", label: str = "images") -> Figure:
     """Heat map of a split: images of each class (columns) at each client (rows)."""
     classes = counts.shape[1]
-    figure, axes = figures.plain_figure(7.0 if classes <= 20 else 9.0, 5.0)
+    figure, axes = style.plain_figure(7.0 if classes <= 20 else 9.0, 5.0)
     axes.grid(False)
     shown = np.where(counts > 0, counts, np.nan)
     picture = axes.imshow(shown, aspect="auto", cmap="viridis_r", interpolation="nearest")
     axes.set(xlabel="class", ylabel="client", title=title)
-    figures.whole_numbers(axes.yaxis)
-    figures.whole_numbers(axes.xaxis)
+    style.whole_numbers(axes.yaxis)
+    style.whole_numbers(axes.xaxis)
     if classes <= 20:
         axes.set_xticks(range(classes))
     figure.colorbar(picture, ax=axes, label=label, shrink=0.85)
@@ -218,7 +218,7 @@ def styles(runs: Mapping[str, Sequence[Run]]) -> dict[str, tuple[str, str]]:
     alone = len(set(methods)) == 1 < len(methods)  # the method does not distinguish them
     found: dict[str, tuple[str, str]] = {}
     for place, (label, method) in enumerate(zip(runs, methods, strict=True)):
-        colour = COLOURS[place % len(COLOURS)] if alone else figures.method_colour(method)
+        colour = COLOURS[place % len(COLOURS)] if alone else style.method_colour(method)
         same = [other for other, _ in found.values()].count(colour)
         found[label] = colour, ("-", "--", ":", "-.")[same % 4]
     return found
@@ -239,7 +239,7 @@ def curves(
         x, y: names in `X_AXES` and `Y_AXES`.
         window: how many points to average.
     """
-    figure, axes = figures.plain_figure(8.0, 4.8)
+    figure, axes = style.plain_figure(8.0, 4.8)
     looks, ends = styles(runs), []
     for label, found in runs.items():
         colour, dash = looks[label]
@@ -265,14 +265,14 @@ def curves(
             least, most = table.min(axis=0), table.max(axis=0)
             axes.fill_between(along, least, most, color=colour, alpha=0.15, linewidth=0)
     if x == "rounds":
-        figures.whole_numbers(axes.xaxis)
+        style.whole_numbers(axes.xaxis)
     elif x in ("floats", "flops"):
         if ends and max(ends) > 30 * min(ends):
             axes.set_xscale("log")
         axes.xaxis.set_major_formatter(EngFormatter())
     smooth = f", mean of {window} points" if window > 1 else ""
     axes.set(xlabel=X_AXES[x], ylabel=Y_AXES[y][1] + smooth, title=title)
-    figures.legend_below(figure)
+    style.legend_below(figure)
     return figure
 
 
@@ -284,17 +284,17 @@ def compare_runs(runs: Sequence[Run], title: str = "", window: int = 5) -> Figur
 
 def accuracy_by_floats(runs: Sequence[Run], title: str = "") -> Figure:
     """Floats per client and round against the final accuracy of all clients, for each method."""
-    figure, axes = figures.plain_figure()
+    figure, axes = style.plain_figure()
     for label, found in grouped(runs, ["method"]).items():
         scores = [run.summary.final_all_clients_accuracy for run in found]
         mean, deviation = mean_and_deviation(scores)
-        summary, colour = found[0].summary, figures.method_colour(found[0].config["method"])
+        summary, colour = found[0].summary, style.method_colour(found[0].config["method"])
         if mean is None:
             continue
         floats = (summary.floats_up_per_client or 0) + (summary.floats_down_per_client or 0)
         width = None if deviation is None else 100 * deviation
         axes.errorbar(floats, 100 * mean, width, fmt="o", color=colour, markersize=7, capsize=3)
-        figures.note(axes, label, (floats, 100 * mean), colour)
+        style.note(axes, label, (floats, 100 * mean), colour)
     axes.set_xscale("symlog", linthresh=1)  # a method may send nothing
     axes.xaxis.set_major_formatter(EngFormatter())
     axes.set(xlabel="floats up and down, per client and round", title=title)
