@@ -18,9 +18,9 @@ from pfedafm_jax.base.errors import naming
 from pfedafm_jax.base.files import write_atomically
 from pfedafm_jax.config.config import updated
 from pfedafm_jax.methods import find_method
-from pfedafm_jax.progress import console
 from pfedafm_jax.results.run import Run, flat, read_runs
 from pfedafm_jax.results.tables import markdown, percent
+from pfedafm_jax.runs.progress import console
 
 KNOBS = {
     "pfedafm": "pfedafm.mix_learning_rate",

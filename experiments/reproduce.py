@@ -14,11 +14,11 @@ from pfedafm_jax import cli, setup_devices
 from pfedafm_jax.base.errors import bad, known
 from pfedafm_jax.base.files import check_writable
 from pfedafm_jax.methods import chosen_methods
-from pfedafm_jax.progress import console, in_words, print_table
 from pfedafm_jax.results.run import Run
-from pfedafm_jax.runs import run_all
-from pfedafm_jax.signals import Signals
-from pfedafm_jax.tasks import Task, find_existing
+from pfedafm_jax.runs.drive import run_all
+from pfedafm_jax.runs.existing import Task, find_existing
+from pfedafm_jax.runs.progress import console, in_words, print_table
+from pfedafm_jax.runs.signals import Signals
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

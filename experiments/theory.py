@@ -26,9 +26,9 @@ from pfedafm_jax.data.augment import normalise
 from pfedafm_jax.engine import Programs, draw_participants
 from pfedafm_jax.engine.reference import plain
 from pfedafm_jax.engine.visit import client_key
-from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.methods.pfedafm import PFedAFM, mix_features
 from pfedafm_jax.models.architecture import Architecture
+from pfedafm_jax.runs.experiment import Experiment
 from pfedafm_jax.training.losses import cross_entropy
 
 Tree = Any

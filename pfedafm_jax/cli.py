@@ -22,9 +22,9 @@ from pfedafm_jax.config.config import CONFIGS, Config, config_names, updated
 from pfedafm_jax.config.presets import with_preset
 from pfedafm_jax.engine import join, setup_devices
 from pfedafm_jax.flags import Parser, add_settings, given, print_help, spelled
-from pfedafm_jax.observers import Observer, TensorBoard, WeightsAndBiases
 from pfedafm_jax.plugins import load_plugin
-from pfedafm_jax.progress import clean, console, print_table
+from pfedafm_jax.runs.observers import Observer, TensorBoard, WeightsAndBiases
+from pfedafm_jax.runs.progress import clean, console, print_table
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,6 @@ import numpy as np
 
 from pfedafm_jax.base.errors import PfedafmError, bad, known, whole
 from pfedafm_jax.base.trees import fitted
-from pfedafm_jax.checkpoint import Checkpoints
-from pfedafm_jax.checkpoint_files import kept, name_of, read_clients, read_tree
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data.arrays import standardised
 from pfedafm_jax.data.augment import normalise
@@ -35,7 +33,9 @@ from pfedafm_jax.models import kernels
 from pfedafm_jax.models.architecture import Architecture, describe
 from pfedafm_jax.results.records import mean
 from pfedafm_jax.results.run import Run, read_run
-from pfedafm_jax.tasks import checkpoint_folder, differences, other_digest
+from pfedafm_jax.runs.checkpoint_files import kept, name_of, read_clients, read_tree
+from pfedafm_jax.runs.checkpoints import Checkpoints
+from pfedafm_jax.runs.existing import checkpoint_folder, differences, other_digest
 from pfedafm_jax.training.accuracy import EVALUATION_BATCH
 
 BLOCKS = 16  # batches per call

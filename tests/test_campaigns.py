@@ -30,9 +30,9 @@ from tiny_command import SETTINGS, rows, run_here
 
 from pfedafm_jax import PfedafmError, __main__, load_run
 from pfedafm_jax.commands import compare, plot, predict, report
-from pfedafm_jax.observers import Observer
 from pfedafm_jax.results.run import read_run
-from pfedafm_jax.runs import run_all
+from pfedafm_jax.runs.drive import run_all
+from pfedafm_jax.runs.observers import Observer
 
 pytestmark = pytest.mark.faults
 SHARE, SEED = float(os.environ.get("CAMPAIGN", "1")), int(os.environ.get("SEED", "0"))

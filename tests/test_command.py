@@ -23,8 +23,8 @@ from pfedafm_jax.base.files import write_atomically
 from pfedafm_jax.commands import compare
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.config.method_settings import settings_of
-from pfedafm_jax.progress import print_summary
 from pfedafm_jax.results import plots
+from pfedafm_jax.runs.progress import print_summary
 
 WORDS = ("--config", "hetero_cifar10", "--rounds", "3", "--eval-every", "2")
 FLOATS = 12 * 8 + 8  # of the tiny network: four quarters in three colours, eight features

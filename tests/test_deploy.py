@@ -19,9 +19,9 @@ from pfedafm_jax.deploy.roster import Roster, classes_of
 from pfedafm_jax.deploy.server import Federation, Nodes
 from pfedafm_jax.deploy.states import States
 from pfedafm_jax.export import readme
-from pfedafm_jax.observers import observed
-from pfedafm_jax.runs import run_all
-from pfedafm_jax.tasks import Task, find_existing
+from pfedafm_jax.runs.drive import run_all
+from pfedafm_jax.runs.existing import Task, find_existing
+from pfedafm_jax.runs.observers import observed
 
 CLASSES = [str(number) for number in range(4)]
 DATA, PARTITION = small_data()

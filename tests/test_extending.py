@@ -19,7 +19,6 @@ from pfedafm_jax.config.config import METHOD_SETTINGS, Config, updated
 from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.data.load import split
 from pfedafm_jax.data.sources.synthetic import make_synthetic
-from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.methods import method_names, register_method
 from pfedafm_jax.methods.fedper import FedPer
 from pfedafm_jax.models import architecture
@@ -27,7 +26,8 @@ from pfedafm_jax.models.architecture import describe, register_extractor
 from pfedafm_jax.models.mobilenet import MobileNetSmall
 from pfedafm_jax.models.resnet import ResNet
 from pfedafm_jax.plugins import load_plugin
-from pfedafm_jax.tasks import differences
+from pfedafm_jax.runs.existing import differences
+from pfedafm_jax.runs.experiment import Experiment
 
 ROOT = Path(__file__).parent.parent
 DOCS = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from pfedafm_jax.config.method_settings import Setting
 from pfedafm_jax.data import Partition, load_dataset
 from pfedafm_jax.flags import every_setting
 from pfedafm_jax.methods import method_names
-from pfedafm_jax.tasks import differences
+from pfedafm_jax.runs.existing import differences
 
 ENDS = st.sampled_from([0, 1, -1, 2**31, 2**32, 1e-320, 1e38, 1e39, 0.5, 0.1])
 INTEGERS = st.one_of(st.integers(-3, 200), st.integers(-(10**400), 10**400))

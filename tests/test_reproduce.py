@@ -19,7 +19,7 @@ from pfedafm_jax.config.config import Config
 from pfedafm_jax.methods import find_method, method_names
 from pfedafm_jax.results import plots
 from pfedafm_jax.results.tables import markdown
-from pfedafm_jax.tasks import Task, find_existing
+from pfedafm_jax.runs.existing import Task, find_existing
 
 RESULTS = Path(__file__).parents[1] / "experiments" / "results"
 

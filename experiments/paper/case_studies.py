@@ -13,7 +13,7 @@ from paper.study import Found, Study, at
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.results import plots, style
 from pfedafm_jax.results.tables import percent
-from pfedafm_jax.tasks import Task
+from pfedafm_jax.runs.existing import Task
 
 Means = dict[str, list[float]]  # method → best mean of participants in percent, at each point
 

@@ -12,7 +12,7 @@ from paper.study import Found, Study, at
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.results import plots, style
 from pfedafm_jax.results.tables import human, percent
-from pfedafm_jax.tasks import Task
+from pfedafm_jax.runs.existing import Task
 
 
 def convergence_tasks(study: Study) -> dict[tuple, Task]:

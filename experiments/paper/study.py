@@ -14,7 +14,7 @@ from pfedafm_jax.config.presets import with_preset
 from pfedafm_jax.models.architecture import extractor_names, register_extractor
 from pfedafm_jax.models.cnn import linear
 from pfedafm_jax.results.run import Run
-from pfedafm_jax.tasks import Task
+from pfedafm_jax.runs.existing import Task
 
 MINIATURE = "miniature"
 

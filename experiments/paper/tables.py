@@ -14,7 +14,7 @@ from pfedafm_jax.models.architecture import describe
 from pfedafm_jax.results import style
 from pfedafm_jax.results.run import Run
 from pfedafm_jax.results.tables import percent
-from pfedafm_jax.tasks import Task
+from pfedafm_jax.runs.existing import Task
 
 Cell = tuple[int, str]  # N and dataset
 TITLES = {

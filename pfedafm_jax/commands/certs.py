@@ -5,7 +5,7 @@ import argparse
 from pfedafm_jax.base.errors import bad
 from pfedafm_jax.base.files import check_writable
 from pfedafm_jax.deploy import needed
-from pfedafm_jax.progress import clean, console
+from pfedafm_jax.runs.progress import clean, console
 
 
 def main(argv: list[str]) -> int:

@@ -4,7 +4,7 @@ import argparse
 
 from pfedafm_jax import cli, compare
 from pfedafm_jax.methods import method_names
-from pfedafm_jax.signals import Signals
+from pfedafm_jax.runs.signals import Signals
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -7,8 +7,8 @@ import jax
 from pfedafm_jax.data.sources.folder import read_own
 from pfedafm_jax.export import check_target, export_client
 from pfedafm_jax.plugins import load_plugin
-from pfedafm_jax.progress import clean, console
 from pfedafm_jax.results.tables import percent
+from pfedafm_jax.runs.progress import clean, console
 from pfedafm_jax.trained import load_run
 
 

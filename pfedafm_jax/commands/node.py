@@ -10,7 +10,7 @@ from pfedafm_jax.deploy.node import Node
 from pfedafm_jax.deploy.states import States
 from pfedafm_jax.engine import setup_devices
 from pfedafm_jax.plugins import load_plugin
-from pfedafm_jax.progress import console
+from pfedafm_jax.runs.progress import console
 
 
 def _parser() -> argparse.ArgumentParser:

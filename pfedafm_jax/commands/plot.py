@@ -5,11 +5,11 @@ from pathlib import Path
 
 from pfedafm_jax.base.errors import PfedafmError, bad
 from pfedafm_jax.base.files import check_writable
-from pfedafm_jax.progress import console, print_table
 from pfedafm_jax.results import plots
 from pfedafm_jax.results.run import differing, read_runs
 from pfedafm_jax.results.select import grouped, labels
 from pfedafm_jax.results.tables import COLUMNS, cells, means
+from pfedafm_jax.runs.progress import console, print_table
 
 FORMATS = (".png", ".pdf", ".svg")
 

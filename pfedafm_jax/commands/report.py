@@ -2,9 +2,9 @@
 
 import argparse
 
-from pfedafm_jax.progress import console
 from pfedafm_jax.results.page import Published, write_report
 from pfedafm_jax.results.tables import percent
+from pfedafm_jax.runs.progress import console
 
 
 def main(argv: list[str], published: Published | None = None) -> int:

@@ -1,9 +1,9 @@
 """One run of one method: `pfedafm run --config hetero_cifar10`."""
 
 from pfedafm_jax import cli
-from pfedafm_jax.runs import run_all
-from pfedafm_jax.signals import Signals
-from pfedafm_jax.tasks import Task, find_existing
+from pfedafm_jax.runs.drive import run_all
+from pfedafm_jax.runs.existing import Task, find_existing
+from pfedafm_jax.runs.signals import Signals
 
 
 def main(argv: list[str]) -> int:

@@ -12,11 +12,11 @@ from pfedafm_jax.deploy import address, check_free, needed
 from pfedafm_jax.deploy.roster import Roster, classes_of
 from pfedafm_jax.deploy.server import Federation, Nodes
 from pfedafm_jax.methods import find_method
-from pfedafm_jax.progress import console
 from pfedafm_jax.results.records import RunFolder
-from pfedafm_jax.runs import run_all
-from pfedafm_jax.signals import Signals
-from pfedafm_jax.tasks import Task, find_existing
+from pfedafm_jax.runs.drive import run_all
+from pfedafm_jax.runs.existing import Task, find_existing
+from pfedafm_jax.runs.progress import console
+from pfedafm_jax.runs.signals import Signals
 
 
 def main(argv: list[str]) -> int:

@@ -24,12 +24,12 @@ from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.data.load import split
 from pfedafm_jax.flags import every_setting, spelled
 from pfedafm_jax.methods import find_method
-from pfedafm_jax.progress import console, print_table
 from pfedafm_jax.results.run import MATTERS_IF, Run
 from pfedafm_jax.results.tables import markdown, mean_and_deviation, percent
-from pfedafm_jax.runs import run_all
-from pfedafm_jax.signals import Signals
-from pfedafm_jax.tasks import ELSEWHERE, Task, find_existing
+from pfedafm_jax.runs.drive import run_all
+from pfedafm_jax.runs.existing import ELSEWHERE, Task, find_existing
+from pfedafm_jax.runs.progress import console, print_table
+from pfedafm_jax.runs.signals import Signals
 
 HELD_OUT = 0.1  # fraction of each client's training data, by default
 Grid = dict[str, tuple[Any, ...]]  # setting, `fd.gamma` for one of a method, → values

@@ -25,9 +25,9 @@ from pfedafm_jax.engine.programs import shapes_of
 from pfedafm_jax.engine.round import aggregate, calls_of, participants_of
 from pfedafm_jax.engine.state import start_number
 from pfedafm_jax.engine.visit import StageResult, Totals, added, totals_of, work
-from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.methods import Method
 from pfedafm_jax.methods.server_optimizer import broadcast_of, judged_of
+from pfedafm_jax.runs.experiment import Experiment
 
 LOOK = 1.0  # seconds between two looks at who is there
 Place = tuple[int, str]  # a node, and when it came

@@ -27,7 +27,7 @@ from pfedafm_jax.flags import every_setting
 from pfedafm_jax.methods import method_names
 from pfedafm_jax.methods.fml import FML
 from pfedafm_jax.methods.pfedafm import PFedAFM
-from pfedafm_jax.tasks import differences
+from pfedafm_jax.runs.existing import differences
 
 EVERY = list(every_setting().items())
 

@@ -18,7 +18,7 @@ from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import dataset_from_arrays, load_dataset
 from pfedafm_jax.data.sources.synthetic import make_synthetic
-from pfedafm_jax.experiment import Experiment
+from pfedafm_jax.runs.experiment import Experiment
 
 
 def digits(num: int = 60, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:

@@ -11,10 +11,10 @@ from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.engine.reference import plain
 from pfedafm_jax.engine.round import draw_participants, participants_of
-from pfedafm_jax.observers import observed
-from pfedafm_jax.progress import Progress
 from pfedafm_jax.results import plots
 from pfedafm_jax.results.records import Record
+from pfedafm_jax.runs.observers import observed
+from pfedafm_jax.runs.progress import Progress
 
 HALF = Config(num_clients=40, participation=0.5, dropout=0.3, seed=2)
 

@@ -16,8 +16,8 @@ from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.engine import Devices, build, evaluate, run_round, start
 from pfedafm_jax.engine.programs import TRACED
 from pfedafm_jax.engine.reference import plain
-from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.results import plots
+from pfedafm_jax.runs.experiment import Experiment
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ import pytest
 from small import METHODS, assert_close, assert_equals_plain_loop, play, small_config, small_data
 
 from pfedafm_jax.engine import build
-from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.runs import run
+from pfedafm_jax.runs.drive import run
+from pfedafm_jax.runs.experiment import Experiment
 
 SCRIPT = Path(gpu_programs.__file__)
 # Kernels and products of a training step and loops that wait for the host, by program: not more.

@@ -28,9 +28,9 @@ from pfedafm_jax import export_client, load_client, load_run, run
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.engine.reference import released
 from pfedafm_jax.engine.visit import PRIVATE_STATISTICS
-from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.models.batch_stats import statistics_of
 from pfedafm_jax.models.flax_modules import training
+from pfedafm_jax.runs.experiment import Experiment
 from pfedafm_jax.training.batches import ClientData
 from pfedafm_jax.training.losses import cross_entropy
 from pfedafm_jax.training.sgd import sgd

@@ -12,11 +12,11 @@ from by_hand import record, run_by_hand
 
 from pfedafm_jax import cli
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.observers import Observation, Observer, TensorBoard, WeightsAndBiases, scalars
-from pfedafm_jax.progress import console, print_plan, print_table
 from pfedafm_jax.results import plots
 from pfedafm_jax.results.run import read_run
-from pfedafm_jax.runs import run
+from pfedafm_jax.runs.drive import run
+from pfedafm_jax.runs.observers import Observation, Observer, TensorBoard, WeightsAndBiases, scalars
+from pfedafm_jax.runs.progress import console, print_plan, print_table
 
 ROUNDS = 5
 SEEN = {"c": np.array([np.nan]), "d": np.array([np.inf, 7.0])}

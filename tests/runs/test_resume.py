@@ -13,17 +13,17 @@ from small import METHODS, slow_but, states
 
 from pfedafm_jax import compare
 from pfedafm_jax.base.errors import Interrupted, PfedafmError
-from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.config.config import updated
 from pfedafm_jax.engine import draw_participants
-from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.observers import Observer
 from pfedafm_jax.results import plots
 from pfedafm_jax.results.records import RunFolder
 from pfedafm_jax.results.run import read_run
-from pfedafm_jax.rounds import train
-from pfedafm_jax.signals import Signals
-from pfedafm_jax.tasks import Task, checkpoint_folder, differences, find_existing
+from pfedafm_jax.runs.checkpoints import Checkpoints
+from pfedafm_jax.runs.existing import Task, checkpoint_folder, differences, find_existing
+from pfedafm_jax.runs.experiment import Experiment
+from pfedafm_jax.runs.loop import train
+from pfedafm_jax.runs.observers import Observer
+from pfedafm_jax.runs.signals import Signals
 
 ROUNDS = 7
 TIMING = {"seconds", "compile_seconds", "checkpoint_seconds", "checkpoint_background_seconds"}

@@ -11,16 +11,16 @@ import numpy as np
 
 from pfedafm_jax.base.errors import START_OVER, Interrupted, PfedafmError, storage_error
 from pfedafm_jax.base.files import Log
-from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.config.config import Machine
 from pfedafm_jax.config.method_settings import settings_of
-from pfedafm_jax.experiment import Experiment
-from pfedafm_jax.observers import Observer, observed
-from pfedafm_jax.progress import Progress, print_plan
 from pfedafm_jax.results import plots
 from pfedafm_jax.results.records import RunFolder
-from pfedafm_jax.signals import Signals
-from pfedafm_jax.tasks import Task, checkpoint_folder, other_digest, refuse_others
+from pfedafm_jax.runs.checkpoints import Checkpoints
+from pfedafm_jax.runs.existing import Task, checkpoint_folder, other_digest, refuse_others
+from pfedafm_jax.runs.experiment import Experiment
+from pfedafm_jax.runs.observers import Observer, observed
+from pfedafm_jax.runs.progress import Progress, print_plan
+from pfedafm_jax.runs.signals import Signals
 
 
 def train(

@@ -9,12 +9,12 @@ import jax
 
 from pfedafm_jax.base.errors import START_OVER, PfedafmError, bad
 from pfedafm_jax.base.files import Log, check_writable
-from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import Dataset, Partition
-from pfedafm_jax.progress import console
 from pfedafm_jax.results.records import RunFolder
 from pfedafm_jax.results.run import NOT_IN_RESULTS, Damaged, Run, flat, read_run
+from pfedafm_jax.runs.checkpoints import Checkpoints
+from pfedafm_jax.runs.progress import console
 
 ELSEWHERE = f"{START_OVER}, another --run-dir leaves it as it is"
 

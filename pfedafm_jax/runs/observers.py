@@ -18,8 +18,8 @@ import numpy as np
 
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.base.files import Log, read_bytes, write_atomically
-from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.results.records import Record, Summary
+from pfedafm_jax.runs.experiment import Experiment
 
 
 class Observation(NamedTuple):

@@ -15,21 +15,27 @@ import jax
 
 from pfedafm_jax.base.errors import START_OVER, Interrupted, bad
 from pfedafm_jax.base.files import Log, check_writable, write_atomically
-from pfedafm_jax.checkpoint import Checkpoints
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.data.load import load_data, split
 from pfedafm_jax.engine import setup_devices
-from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.methods import chosen_methods, find_method, method_names
-from pfedafm_jax.observers import Observer
-from pfedafm_jax.progress import Progress, bold, console, print_summary, print_table
 from pfedafm_jax.results import plots
 from pfedafm_jax.results.run import Run, read_run
 from pfedafm_jax.results.tables import COLUMNS, cells, markdown, over_seeds, table
-from pfedafm_jax.rounds import load, train
-from pfedafm_jax.signals import Signals
-from pfedafm_jax.tasks import Task, checkpoint_folder, find_existing, other_data, refuse_others
+from pfedafm_jax.runs.checkpoints import Checkpoints
+from pfedafm_jax.runs.existing import (
+    Task,
+    checkpoint_folder,
+    find_existing,
+    other_data,
+    refuse_others,
+)
+from pfedafm_jax.runs.experiment import Experiment
+from pfedafm_jax.runs.loop import load, train
+from pfedafm_jax.runs.observers import Observer
+from pfedafm_jax.runs.progress import Progress, bold, console, print_summary, print_table
+from pfedafm_jax.runs.signals import Signals
 
 SplitOf = Callable[[Config, Dataset], Partition]
 

@@ -15,10 +15,10 @@ from rich.text import Text
 
 from pfedafm_jax.base.errors import StorageError, Unread, reason
 from pfedafm_jax.data.partition.partition import PARTITIONS
-from pfedafm_jax.experiment import Experiment
 from pfedafm_jax.results.plots import architecture_label
 from pfedafm_jax.results.records import Record, Summary
 from pfedafm_jax.results.tables import human, percent
+from pfedafm_jax.runs.experiment import Experiment
 
 
 def clean(text: object) -> str:

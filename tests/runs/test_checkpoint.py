@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from pfedafm_jax.base.errors import PfedafmError, StorageError
 from pfedafm_jax.base.trees import fitted, named
-from pfedafm_jax.checkpoint import Checkpoints
-from pfedafm_jax.checkpoint_files import read_manifest, signed
 from pfedafm_jax.engine import ClientStore, State
+from pfedafm_jax.runs.checkpoint_files import read_manifest, signed
+from pfedafm_jax.runs.checkpoints import Checkpoints
 
 GROUPS = np.arange(20) % 2
 
@@ -129,7 +129,7 @@ def test_saves_share_no_file_and_write_a_client_about_twice_as_often_as_it_chang
 
 def test_clients_are_written_in_blocks(tmp_path, monkeypatch):
     store, checkpoints = make_store(), Checkpoints(tmp_path)
-    monkeypatch.setattr("pfedafm_jax.checkpoint.BLOCK_BYTES", 7 * int(store.row_bytes.max()))
+    monkeypatch.setattr("pfedafm_jax.runs.checkpoints.BLOCK_BYTES", 7 * int(store.row_bytes.max()))
     visit(store, 1, range(20))
     save(checkpoints, store, 1)
     assert len(list((tmp_path / "round-000001" / "clients").iterdir())) == 3
@@ -187,7 +187,7 @@ def test_a_failed_save_leaves_the_one_before_and_can_be_done_again(tmp_path, mon
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pfedafm_jax.checkpoint_files.write_tree", full)
+        patch.setattr("pfedafm_jax.runs.checkpoint_files.write_tree", full)
         with pytest.raises(StorageError, match=r"no space left on the disk of .* Free some"):
             save(checkpoints, store, 2)
     store, checkpoints = make_store(), Checkpoints(tmp_path)

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from small import states
 
-from pfedafm_jax import PfedafmError, compare, progress, read_run, run
-from pfedafm_jax.experiment import Experiment
+from pfedafm_jax import PfedafmError, compare, read_run, run
 from pfedafm_jax.results import plots
 from pfedafm_jax.results.tables import table
+from pfedafm_jax.runs import progress
+from pfedafm_jax.runs.experiment import Experiment
 
 ROUNDS = 3
 

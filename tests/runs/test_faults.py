@@ -17,8 +17,8 @@ from test_observers import shown
 from tiny_command import end, rows
 from tiny_command import start as command
 
-from pfedafm_jax.checkpoint import Checkpoints
-from pfedafm_jax.checkpoint_files import read_clients, read_manifest, read_tree
+from pfedafm_jax.runs.checkpoint_files import read_clients, read_manifest, read_tree
+from pfedafm_jax.runs.checkpoints import Checkpoints
 
 AT_ONCE = 15  # seconds, on a busy machine
 LONG = ("--rounds", "100000", "--checkpoint-every", "1000")

@@ -25,14 +25,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pfedafm_jax import checkpoint_files as files
 from pfedafm_jax.base import trees
 from pfedafm_jax.base.errors import START_OVER, PfedafmError, storage_error
 from pfedafm_jax.base.files import write_atomically
 from pfedafm_jax.base.trees import Leaves, by_path, num_bytes
-from pfedafm_jax.checkpoint_files import Manifest, Tree, name_of, part_of
 from pfedafm_jax.engine import Processes, State
 from pfedafm_jax.engine.hosts import lost_process
+from pfedafm_jax.runs import checkpoint_files as files
+from pfedafm_jax.runs.checkpoint_files import Manifest, Tree, name_of, part_of
 
 BLOCK_BYTES = 2**30  # clients are copied and written in blocks of this size
 
