@@ -22,14 +22,15 @@ from pfedafm_jax.data import (
 )
 from pfedafm_jax.data.load import load_data, split
 from pfedafm_jax.engine import Devices, setup_devices
-from pfedafm_jax.export import export_client, load_client
+from pfedafm_jax.inference.client import TrainedClient
+from pfedafm_jax.inference.export import export_client, load_client
+from pfedafm_jax.inference.opened import TrainedRun, load_run
 from pfedafm_jax.methods import method_names, register_method
 from pfedafm_jax.models.architecture import describe, register_extractor
 from pfedafm_jax.results.records import Record, Summary
 from pfedafm_jax.results.run import Run, read_run, read_runs
 from pfedafm_jax.runs.drive import compare, run
 from pfedafm_jax.runs.experiment import Experiment
-from pfedafm_jax.trained import TrainedClient, TrainedRun, load_run
 
 __version__ = "0.1.0"
 

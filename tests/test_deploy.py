@@ -17,8 +17,8 @@ from pfedafm_jax.deploy import server, wire
 from pfedafm_jax.deploy.node import Node
 from pfedafm_jax.deploy.roster import Roster, classes_of
 from pfedafm_jax.deploy.server import Federation, Nodes
-from pfedafm_jax.deploy.states import States
-from pfedafm_jax.export import readme
+from pfedafm_jax.inference.export import readme
+from pfedafm_jax.inference.states import States
 from pfedafm_jax.runs.drive import run_all
 from pfedafm_jax.runs.existing import Task, find_existing
 from pfedafm_jax.runs.observers import observed

@@ -18,7 +18,7 @@ import pytest
 from small import same
 
 from pfedafm_jax import load_client, load_data, load_run
-from pfedafm_jax.deploy.states import States
+from pfedafm_jax.inference.states import States
 from pfedafm_jax.plugins import load_plugin
 
 pytest.importorskip("flwr", exc_type=ImportError)

@@ -17,12 +17,12 @@ from pfedafm_jax.data import Dataset, dataset_from_arrays
 from pfedafm_jax.data.dataset import DATASETS
 from pfedafm_jax.data.load import load_data, split
 from pfedafm_jax.data.sources.folder import read_own
-from pfedafm_jax.deploy.states import States
 from pfedafm_jax.deploy.wire import Head, Tree, pack, unpack
 from pfedafm_jax.engine.state import client_start
 from pfedafm_jax.engine.visit import SingleClient
+from pfedafm_jax.inference.client import Model, make_card, model_of
+from pfedafm_jax.inference.states import States
 from pfedafm_jax.models import kernels
-from pfedafm_jax.trained import Model, make_card, model_of
 
 VISIT = {"settings", "round", "after"}
 QUESTIONS: dict[Any, set[str]] = {

@@ -9,9 +9,9 @@ from small import CLASSES, WIDTH, assert_equals_plain_loop, small_config, small_
 
 from pfedafm_jax import Config, PfedafmError, dataset_from_arrays, load_dataset, run
 from pfedafm_jax.engine import build
-from pfedafm_jax.export import PROGRAM, export_client, load_client
+from pfedafm_jax.inference.export import PROGRAM, export_client, load_client
+from pfedafm_jax.inference.opened import load_run
 from pfedafm_jax.models.architecture import describe, register_extractor
-from pfedafm_jax.trained import load_run
 
 LABELS = np.array([0, 1, 0, 1])
 

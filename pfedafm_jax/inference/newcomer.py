@@ -11,7 +11,8 @@ from pfedafm_jax.data.arrays import class_labels, standardised
 from pfedafm_jax.data.images import read_pictures
 from pfedafm_jax.engine.state import client_start, start_number
 from pfedafm_jax.engine.visit import SingleClient
-from pfedafm_jax.trained import TrainedClient, TrainedRun
+from pfedafm_jax.inference.client import TrainedClient
+from pfedafm_jax.inference.opened import TrainedRun
 from pfedafm_jax.training.batches import table_width
 
 

@@ -24,11 +24,11 @@ from pfedafm_jax.base.errors import PfedafmError, bad, naming
 from pfedafm_jax.base.files import check_writable, digest, read_bytes, write_atomically
 from pfedafm_jax.base.trees import by_path, fitted
 from pfedafm_jax.config.config import Config, updated
-from pfedafm_jax.deploy.states import States
 from pfedafm_jax.engine.devices import matmul_precision
+from pfedafm_jax.inference.client import CARD_FORMAT, TrainedClient, model_of
+from pfedafm_jax.inference.states import States
 from pfedafm_jax.models import kernels
 from pfedafm_jax.results.tables import percent
-from pfedafm_jax.trained import CARD_FORMAT, TrainedClient, model_of
 
 CARD, WEIGHTS, PROGRAM, ONNX = "card.json", "weights.safetensors", "network.jax", "network.onnx"
 PLATFORMS = ("cpu", "cuda")
