@@ -23,7 +23,7 @@ from pfedafm_jax.plugins import load_plugin
 
 pytest.importorskip("flwr", exc_type=ImportError)
 pytestmark = pytest.mark.flower
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CLIENTS, ROUNDS = 3, 5
 NETWORKS = """
 import flax.linen as nn
