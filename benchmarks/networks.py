@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from pfedafm_jax.base.errors import bad
-from pfedafm_jax.cli import guarded
+from pfedafm_jax.cli.main import guarded
 from pfedafm_jax.models import kernels
 from pfedafm_jax.models.architecture import Architecture, describe
 from pfedafm_jax.models.resnet import GROUP

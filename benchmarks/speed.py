@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from pfedafm_jax.base.errors import bad, known
-from pfedafm_jax.cli import guarded
+from pfedafm_jax.cli.main import guarded
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.data.load import load_data, split
 from pfedafm_jax.engine import draw_participants

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pfedafm_jax import Config, PfedafmError, cli
+from pfedafm_jax import Config, PfedafmError
 from pfedafm_jax.base.errors import naming
 from pfedafm_jax.base.files import write_atomically
+from pfedafm_jax.cli.main import guarded
 from pfedafm_jax.config.config import updated
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.results.run import Run, flat, read_runs
@@ -112,4 +113,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.guarded(main)
+    guarded(main)

@@ -30,8 +30,10 @@ from paper.by_client import (
 )
 from paper.by_seed import OURS
 
-from pfedafm_jax import PfedafmError, cli
+from pfedafm_jax import PfedafmError
 from pfedafm_jax.base.files import write_atomically
+from pfedafm_jax.cli import options
+from pfedafm_jax.cli.main import guarded
 from pfedafm_jax.results import plots, style
 from pfedafm_jax.results.run import Run, differing, read_runs
 from pfedafm_jax.results.tables import human, markdown, percent
@@ -287,13 +289,13 @@ def finished(argv: list[str], script: str, about: str | None) -> tuple[list[Run]
     words = "writes NAME.md and NAME.png"
     parser.add_argument("--out", type=Path, default=Path(script), metavar="NAME", help=words)
     asked = parser.parse_args(argv)
-    cli.outputs(asked.out, ".md", ".png")  # checked before the work
+    options.outputs(asked.out, ".md", ".png")  # checked before the work
     return [run for run in read_runs(asked.runs) if run.finished], asked.out
 
 
 def write(tables: dict[str, str], figure: Figure, out: Path) -> None:
     """Tables by their titles, as a page and in the terminal, and a picture."""
-    page, image = cli.outputs(out, ".md", ".png")
+    page, image = options.outputs(out, ".md", ".png")
     text = "\n".join(f"### {title}\n\n{table}" for title, table in tables.items() if table)
     write_atomically(page, text)
     plots.save(figure, image)
@@ -336,4 +338,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.guarded(main)
+    guarded(main)

@@ -21,7 +21,8 @@ from paper.by_client import best_round, everyone, standard_error
 from paper.by_seed import OURS
 from paper.numbers import CONTROLS
 
-from pfedafm_jax import PfedafmError, cli
+from pfedafm_jax import PfedafmError
+from pfedafm_jax.cli.main import guarded
 from pfedafm_jax.results import style
 from pfedafm_jax.results.run import Run
 from pfedafm_jax.results.tables import markdown
@@ -159,4 +160,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.guarded(main)
+    guarded(main)

@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from paper.by_client import STRETCHES, everyone, stretches, visits, with_error
 from paper.numbers import CONTROLS
 
-from pfedafm_jax import PfedafmError, cli
+from pfedafm_jax import PfedafmError
+from pfedafm_jax.cli.main import guarded
 from pfedafm_jax.results import style
 from pfedafm_jax.results.run import Run
 from pfedafm_jax.results.tables import markdown, percent
@@ -117,4 +118,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.guarded(main)
+    guarded(main)

@@ -21,9 +21,11 @@ from matplotlib.figure import Figure
 from paper.by_client import with_error
 from paper.by_seed import OURS
 
-from pfedafm_jax import PfedafmError, TrainedRun, cli, load_data, load_run
+from pfedafm_jax import PfedafmError, TrainedRun, load_data, load_run
 from pfedafm_jax.base.errors import bad
 from pfedafm_jax.base.files import write_atomically
+from pfedafm_jax.cli import options
+from pfedafm_jax.cli.main import guarded
 from pfedafm_jax.data.load import held_out
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.results import style
@@ -103,7 +105,7 @@ def main(argv: list[str]) -> int:
     add("--data-dir", metavar="DIR", help="folder or archive with the dataset")
     add("--out", type=Path, default=Path("newcomers"), metavar="NAME", help="NAME.md, .png, .json")
     asked = parser.parse_args(argv)
-    numbers, *_ = cli.outputs(asked.out, ".json", ".md", ".png")
+    numbers, *_ = options.outputs(asked.out, ".json", ".md", ".png")
     found, runs = {}, [load_run(folder, console.print) for folder in asked.runs]
     for run in runs:
         if not run.config.held_out_clients:
@@ -123,4 +125,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.guarded(main)
+    guarded(main)

@@ -4,8 +4,8 @@ from functools import partial
 
 from paper.numbers import published
 
-from pfedafm_jax import cli
-from pfedafm_jax.commands.report import main
+from pfedafm_jax.cli.commands.report import main
+from pfedafm_jax.cli.main import guarded
 
 if __name__ == "__main__":
-    cli.guarded(partial(main, published=published))
+    guarded(partial(main, published=published))

@@ -10,9 +10,11 @@ from paper.items import ITEMS, theory_task
 from paper.outcome import lengths
 from paper.study import SCALES, Found, Scale, Study, estimator, name_of
 
-from pfedafm_jax import cli, setup_devices
+from pfedafm_jax import setup_devices
 from pfedafm_jax.base.errors import bad, known
 from pfedafm_jax.base.files import check_writable
+from pfedafm_jax.cli import options
+from pfedafm_jax.cli.main import guarded
 from pfedafm_jax.methods import chosen_methods
 from pfedafm_jax.results.run import Run
 from pfedafm_jax.runs.drive import run_all
@@ -63,7 +65,7 @@ def study_of(asked: argparse.Namespace) -> Study:
             raise bad("datasets", name, known(name, numbers.DATASETS))
     methods = chosen_methods(asked.methods) if asked.methods else None
     base = Path(asked.run_dir or f"runs/reproduce-{scale.name}")
-    given = methods, cli.seeds(asked.seeds), asked.rounds, asked.data_dir, asked.only_finished
+    given = methods, options.seeds(asked.seeds), asked.rounds, asked.data_dir, asked.only_finished
     return Study(scale, base, datasets, *given)
 
 
@@ -156,4 +158,4 @@ def draw(study: Study, name: str, done: dict[Path, Run]) -> None:
 
 
 if __name__ == "__main__":
-    cli.guarded(main)
+    guarded(main)

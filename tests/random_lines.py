@@ -5,9 +5,9 @@ from pathlib import Path
 
 from tiny_command import SETTINGS
 
+from pfedafm_jax.cli.flags import every_setting
 from pfedafm_jax.config.config import METHOD_SETTINGS, Config
 from pfedafm_jax.config.method_settings import settings_of
-from pfedafm_jax.flags import every_setting
 
 PIECES = [*"$[]{}%\\<>&\n' \"#=-.~", "$x$", "[/bold]", "[red]", "é", "日本", "\u202e", "\x1b[31m", "\udcff",
           "a", "run", "x" * 255, "x" * 256, "..", "%s", "{0}", "&amp;", "<b>", "\\n", "*", "?"]  # fmt: skip

@@ -28,8 +28,9 @@ from small import METHODS
 from test_faults import assert_same_run
 from tiny_command import SETTINGS, rows, run_here
 
-from pfedafm_jax import PfedafmError, __main__, load_run
-from pfedafm_jax.commands import compare, plot, predict, report
+from pfedafm_jax import PfedafmError, load_run
+from pfedafm_jax.cli import main
+from pfedafm_jax.cli.commands import compare, plot, predict, report
 from pfedafm_jax.results.run import read_run
 from pfedafm_jax.runs.drive import run_all
 from pfedafm_jax.runs.observers import Observer
@@ -257,7 +258,7 @@ def test_command_lines_end_as_they_should(tmp_path, told, monkeypatch, capfd):
             if not carried_out:
                 patch.setitem(run_all.__globals__, "load_data", accepted)
             try:
-                __main__.main()
+                main.main()
             except SystemExit as leaving:
                 code = leaving.code or 0
             except Accepted:
@@ -335,7 +336,7 @@ class Watch(Observer):
 
 def test_hundreds_of_checkpoints_leave_memory_and_files_as_they_were(tmp_path, told, monkeypatch):
     watch = Watch()
-    monkeypatch.setattr("pfedafm_jax.cli.Options.observers", lambda options: [watch])
+    monkeypatch.setattr("pfedafm_jax.cli.options.Options.observers", lambda options: [watch])
     rounds = max(60, size(500))
     run_here(tmp_path / "run", "--rounds", str(rounds), "--checkpoint-every", "1")
     early, late = watch.seen[rounds // 5 : 2 * rounds // 5], watch.seen[-rounds // 5 :]

@@ -15,8 +15,8 @@ from pathlib import Path
 import flax.linen as nn
 import pytest
 
-from pfedafm_jax.cli import guarded
-from pfedafm_jax.commands import run as command
+from pfedafm_jax.cli.commands import run as command
+from pfedafm_jax.cli.main import guarded
 from pfedafm_jax.models.architecture import register_extractor
 from pfedafm_jax.models.cnn import linear
 from pfedafm_jax.results import plots

@@ -331,7 +331,7 @@ client_app = ClientApp()
 
 @server_app.main()
 def _serve(grid: Grid, context: Context) -> None:
-    from pfedafm_jax.commands.serve import serve
+    from pfedafm_jax.cli.commands.serve import serve
 
     serve(shlex.split(str(context.run_config["arguments"])), Link(grid))
 
@@ -345,6 +345,6 @@ def _node(message: Message, context: Context) -> Message:
 
 @cache
 def _node_of(words: tuple[str, ...]) -> Any:
-    from pfedafm_jax.commands.node import node_of
+    from pfedafm_jax.cli.commands.node import node_of
 
     return node_of(list(words))

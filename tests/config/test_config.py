@@ -10,8 +10,9 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from pfedafm_jax import cli
 from pfedafm_jax.base.errors import PfedafmError
+from pfedafm_jax.cli import options
+from pfedafm_jax.cli.flags import every_setting
 from pfedafm_jax.config.config import GROUPS, METHOD_SETTINGS, Config, config_names, updated
 from pfedafm_jax.config.method_settings import (
     MethodSettings,
@@ -23,7 +24,6 @@ from pfedafm_jax.config.method_settings import (
 )
 from pfedafm_jax.config.presets import presets, with_preset
 from pfedafm_jax.data import load_dataset
-from pfedafm_jax.flags import every_setting
 from pfedafm_jax.methods import method_names
 from pfedafm_jax.methods.fml import FML
 from pfedafm_jax.methods.pfedafm import PFedAFM
@@ -262,17 +262,17 @@ def test_the_released_code_as_a_preset():
     found = one.shared_extractor, one.pfedafm_released.mix_learning_rate, one.normalisation
     assert found == ("cnn1", 0.1, "dataset")
     words = "--preset authors_code --dataset cifar100 --architectures cnn1 --flip false"
-    flags, _ = cli.parse(words.split(), "run", "")
+    flags, _ = options.parse(words.split(), "run", "")
     found = flags.shared_extractor, flags.pfedafm_released.mix_learning_rate, flags.normalisation
     assert found == ("cnn1", 0.1, "dataset") and flags.crop and not flags.flip
 
 
 def test_the_preset_of_the_papers_length_takes_another_of_its_columns_from_flags():
-    found, _ = cli.parse(["--preset", "paper"], "run", "")
+    found, _ = options.parse(["--preset", "paper"], "run", "")
     assert (found.rounds, found.local_epochs, found.learning_rate) == (500, 10, 0.01)
     assert (found.num_clients, found.num_participants) == (100, 10)
     words = "--preset paper --num-clients 50 --participation 0.2"
-    found, _ = cli.parse(words.split(), "run", "")
+    found, _ = options.parse(words.split(), "run", "")
     assert (found.rounds, found.num_clients, found.num_participants) == (500, 50, 10)
 
 

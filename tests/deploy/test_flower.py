@@ -18,8 +18,8 @@ import pytest
 from small import same
 
 from pfedafm_jax import load_client, load_data, load_run
+from pfedafm_jax.cli.plugins import load_plugin
 from pfedafm_jax.inference.states import States
-from pfedafm_jax.plugins import load_plugin
 
 pytest.importorskip("flwr", exc_type=ImportError)
 pytestmark = pytest.mark.flower

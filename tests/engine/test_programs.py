@@ -6,7 +6,7 @@ import pytest
 from small import METHODS, command_words, small_config, small_data
 
 from pfedafm_jax import engine
-from pfedafm_jax.commands import sweep
+from pfedafm_jax.cli.commands import sweep
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.config.method_settings import settings_of
 from pfedafm_jax.data.load import load_data, split

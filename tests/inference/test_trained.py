@@ -16,7 +16,7 @@ from PIL import Image
 from small import METHODS, small_config, small_data
 
 from pfedafm_jax import PfedafmError, export_client, load_client, load_run, run
-from pfedafm_jax.commands import export, join, predict
+from pfedafm_jax.cli.commands import export, join, predict
 from pfedafm_jax.data.augment import normalise
 from pfedafm_jax.engine.visit import client_key
 from pfedafm_jax.inference import export as exporting

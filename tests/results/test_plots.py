@@ -9,7 +9,7 @@ import pytest
 from by_hand import record, run_by_hand
 
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.commands import plot
+from pfedafm_jax.cli.commands import plot
 from pfedafm_jax.methods import method_names
 from pfedafm_jax.results import plots, style
 from pfedafm_jax.results.run import per_round, read_runs

@@ -10,7 +10,7 @@ import pytest
 from by_hand import record, run_by_hand
 
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.commands import report
+from pfedafm_jax.cli.commands import report
 from pfedafm_jax.results import plots, style
 from pfedafm_jax.results.page import page, write_report
 

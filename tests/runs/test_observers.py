@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from by_hand import record, run_by_hand
 
-from pfedafm_jax import cli
 from pfedafm_jax.base.errors import PfedafmError
+from pfedafm_jax.cli.options import parse
 from pfedafm_jax.results import plots
 from pfedafm_jax.results.run import read_run
 from pfedafm_jax.runs.drive import run
@@ -214,7 +214,7 @@ def test_wandb_stays_one_run_and_gets_each_round_once(tmp_path, monkeypatch):
 
 
 def test_wandb_that_cannot_be_used_is_told_before_any_work(monkeypatch):
-    _, options = cli.parse(["--wandb", "project", "--tensorboard"], "run", "")
+    _, options = parse(["--wandb", "project", "--tensorboard"], "run", "")
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(PfedafmError, match="pip install wandb"):
         options.observers()

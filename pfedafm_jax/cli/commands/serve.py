@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pfedafm_jax import cli
 from pfedafm_jax.base.errors import PfedafmError, bad
+from pfedafm_jax.cli.options import parse
 from pfedafm_jax.deploy import address, check_free, needed
 from pfedafm_jax.deploy.roster import Roster, classes_of
 from pfedafm_jax.deploy.server import Federation, Nodes
@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def serve(argv: list[str], link: Any = None) -> None:
     """Runs a federation; `link` is that of a superlink which is there already."""
-    config, options = cli.parse(argv, "serve", __doc__ or "", add_options)
+    config, options = parse(argv, "serve", __doc__ or "", add_options)
     more = options.more
     if more.coordinator is not None:
         raise PfedafmError("--coordinator is for simulations; a server is one process")

@@ -2,7 +2,8 @@
 
 import argparse
 
-from pfedafm_jax import cli, compare
+from pfedafm_jax import compare
+from pfedafm_jax.cli.options import parse, seeds
 from pfedafm_jax.methods import method_names
 from pfedafm_jax.runs.signals import Signals
 
@@ -15,10 +16,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: list[str]) -> int:
-    config, options = cli.parse(argv, "compare", __doc__ or "", add_options)
+    config, options = parse(argv, "compare", __doc__ or "", add_options)
     more, base = options.more, options.run_dir
     base = base if more.run_dir else base.with_name(f"{base.name}-compare")
     with Signals() as signals:
         shared = options.start(config.devices) | {"run_dir": base, "fresh": more.fresh}
-        compare(config, more.methods, cli.seeds(more.seeds), signals=signals, **shared)
+        compare(config, more.methods, seeds(more.seeds), signals=signals, **shared)
     return 0

@@ -5,11 +5,11 @@ import os
 from pathlib import Path
 
 from pfedafm_jax.base.errors import PfedafmError, bad
+from pfedafm_jax.cli.plugins import load_plugin
 from pfedafm_jax.deploy import address, needed
 from pfedafm_jax.deploy.node import Node
 from pfedafm_jax.engine import setup_devices
 from pfedafm_jax.inference.states import States
-from pfedafm_jax.plugins import load_plugin
 from pfedafm_jax.runs.progress import console
 
 

@@ -10,11 +10,11 @@ from rich.table import Table
 
 from pfedafm_jax.base.errors import PfedafmError, bad
 from pfedafm_jax.base.files import check_writable, write_atomically
+from pfedafm_jax.cli.plugins import load_plugin
 from pfedafm_jax.data.dataset import noun_of
 from pfedafm_jax.inference.client import TrainedClient, softmax
 from pfedafm_jax.inference.export import is_client, load_client
 from pfedafm_jax.inference.opened import load_run
-from pfedafm_jax.plugins import load_plugin
 from pfedafm_jax.results.tables import percent
 from pfedafm_jax.runs.progress import clean, console
 

@@ -10,7 +10,7 @@ import pytest
 from small import command_words
 
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.commands import sweep as grid
+from pfedafm_jax.cli.commands import sweep as grid
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Partition
 from pfedafm_jax.data.load import load_data, split

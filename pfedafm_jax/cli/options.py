@@ -1,30 +1,26 @@
 """What the commands share: options and settings from the command line, errors and exit codes."""
 
 import argparse
-import errno
-import os
 import re
 import shlex
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 
-from pfedafm_jax.base.aborts import explain_aborts
-from pfedafm_jax.base.errors import Interrupted, PfedafmError, Unread, bad, reason
+from pfedafm_jax.base.errors import PfedafmError, bad
 from pfedafm_jax.base.files import check_writable
+from pfedafm_jax.cli.flags import Parser, add_settings, given, print_help, spelled
+from pfedafm_jax.cli.plugins import load_plugin
 from pfedafm_jax.config.config import CONFIGS, Config, config_names, updated
 from pfedafm_jax.config.presets import with_preset
 from pfedafm_jax.engine import join, setup_devices
-from pfedafm_jax.flags import Parser, add_settings, given, print_help, spelled
-from pfedafm_jax.plugins import load_plugin
 from pfedafm_jax.runs.observers import Observer, TensorBoard, WeightsAndBiases
-from pfedafm_jax.runs.progress import clean, console, print_table
+from pfedafm_jax.runs.progress import console, print_table
 
 
 @dataclass(frozen=True)
@@ -63,53 +59,6 @@ def outputs(name: Path, *suffixes: str) -> list[Path]:
         raise bad("out", str(name), f"a name for files, without {' and '.join(suffixes)}")
     check_writable(name.parent, "out")
     return [name.with_name(name.name + suffix) for suffix in suffixes]
-
-
-def guarded(main: Callable[[list[str]], int]) -> NoReturn:
-    """Runs a command with its arguments, and exits with the code that it returns.
-
-    A `PfedafmError` becomes one message and its exit code; Ctrl-C becomes the conventional 130, and
-    a reader of the output who leaves (`| head`) ends it in silence.
-    """
-    explain_aborts()
-    try:
-        code = main(sys.argv[1:])
-        print(end="", flush=True)
-        sys.exit(code)
-    except (Unread, BrokenPipeError):
-        message, code = "", Unread.exit_code
-    except PfedafmError as error:
-        stopped = isinstance(error, Interrupted)
-        message, code = f"{'' if stopped else 'error: '}{error}", error.exit_code
-    except OSError as error:  # a full or missing disk outside the rounds; a name too long
-        message, code = f"error: {error}", 2 if error.errno == errno.ENAMETOOLONG else 1
-    except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        why = reason(error) or type(error).__name__
-        message, code = f"error: not enough memory on this machine ({why})", 1
-    except KeyboardInterrupt:
-        message, code = "\ninterrupted", 130
-    except SystemExit as leaving:
-        *_, last = traceback.extract_tb(leaving.__traceback__)
-        if Path(last.filename).name in ("argparse.py", "cli.py"):  # after --help, or bad words
-            _flush()
-            raise
-        where = f"{last.filename}, line {last.lineno}"
-        message, code = f"error: {where}: code of a plugin calls sys.exit({leaving.code!r})", 2
-    if message:
-        print(clean(message), file=sys.stderr, flush=True)
-    _flush()
-    if jax.distributed.is_initialized():
-        os._exit(code)  # a normal exit waits for the other processes, which may have died
-    sys.exit(code)
-
-
-def _flush() -> None:
-    try:
-        print(end="", flush=True)
-    except OSError:  # Python would retry at exit, and complain
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def option_parser(everything: bool = True) -> Parser:

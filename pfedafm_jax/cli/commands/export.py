@@ -2,7 +2,7 @@
 
 import argparse
 
-from pfedafm_jax.commands.predict import add_client, chosen
+from pfedafm_jax.cli.commands.predict import add_client, chosen
 from pfedafm_jax.inference.export import export_client
 from pfedafm_jax.runs.progress import clean, console
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from pfedafm_jax import cli
 from pfedafm_jax.base.errors import PfedafmError, bad
 from pfedafm_jax.base.files import check_writable, write_atomically
+from pfedafm_jax.cli import options as cli
+from pfedafm_jax.cli.flags import every_setting, spelled
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.data.load import split
-from pfedafm_jax.flags import every_setting, spelled
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.results.run import MATTERS_IF, Run
 from pfedafm_jax.results.tables import markdown, mean_and_deviation, percent

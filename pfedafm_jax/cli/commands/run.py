@@ -1,13 +1,13 @@
 """One run of one method: `pfedafm run --config hetero_cifar10`."""
 
-from pfedafm_jax import cli
+from pfedafm_jax.cli.options import parse
 from pfedafm_jax.runs.drive import run_all
 from pfedafm_jax.runs.existing import Task, find_existing
 from pfedafm_jax.runs.signals import Signals
 
 
 def main(argv: list[str]) -> int:
-    config, options = cli.parse(argv, "run", __doc__ or "")
+    config, options = parse(argv, "run", __doc__ or "")
     with Signals() as signals:
         shared = options.start(config.devices)
         task = find_existing(Task(config, options.run_dir), fresh=options.more.fresh)

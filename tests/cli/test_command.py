@@ -17,10 +17,11 @@ import tiny_command
 from by_hand import record, run_by_hand
 from small import command_words
 
-from pfedafm_jax import __main__, cli, flags
 from pfedafm_jax.base.errors import Interrupted, PfedafmError, storage_error
 from pfedafm_jax.base.files import write_atomically
-from pfedafm_jax.commands import compare
+from pfedafm_jax.cli import flags, main
+from pfedafm_jax.cli.commands import compare
+from pfedafm_jax.cli.options import parse
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.config.method_settings import settings_of
 from pfedafm_jax.results import plots
@@ -102,7 +103,7 @@ def test_a_refused_command_ends_with_code_2_and_no_traceback(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["pfedafm", *words])
     with pytest.raises(SystemExit, match="2"):
-        __main__.main()
+        main.main()
     err = capsys.readouterr().err
     assert said in err and "Traceback" not in err and not list(tmp_path.iterdir())
 
@@ -111,9 +112,9 @@ def test_a_refused_command_ends_with_code_2_and_no_traceback(
 def test_the_command_alone_lists_what_it_can_do(words, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["pfedafm", *words])
     with pytest.raises(SystemExit, match="0"):
-        __main__.main()
+        main.main()
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
-    assert listed == list(__main__.COMMANDS)
+    assert listed == list(main.COMMANDS)
 
 
 FULL = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nmuch more")
@@ -136,7 +137,7 @@ def test_what_ends_a_command_is_one_message_and_a_code(error, said, code, monkey
         raise error
 
     with pytest.raises(SystemExit, match=str(code)):
-        cli.guarded(fails)
+        main.guarded(fails)
     assert capfd.readouterr().err == said
 
     class Shut(io.StringIO):
@@ -145,7 +146,7 @@ def test_what_ends_a_command_is_one_message_and_a_code(error, said, code, monkey
 
     monkeypatch.setattr(sys, "stdout", Shut())
     with pytest.raises(SystemExit, match=str(code)):
-        cli.guarded(fails)
+        main.guarded(fails)
     os.write(1, b"to nobody")  # Python's own attempts at exit would fail no more
     assert capfd.readouterr() == ("", said)
 
@@ -155,7 +156,7 @@ def test_a_fault_of_ours_keeps_its_traceback():
         raise jax.errors.JaxRuntimeError("INTERNAL: a bug")
 
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-        cli.guarded(fails)
+        main.guarded(fails)
 
 
 @pytest.mark.parametrize(
@@ -190,13 +191,13 @@ def test_the_result_tells_the_best_round_and_what_diverged(capsys):
 
 def test_a_run_is_named_after_a_configuration_file(tmp_path):
     (tmp_path / "mine.toml").write_text("rounds = 7\n")
-    config, options = cli.parse(["--config", str(tmp_path / "mine.toml")], "run", "")
+    config, options = parse(["--config", str(tmp_path / "mine.toml")], "run", "")
     assert config.rounds == 7 and options.run_dir.name == options.name == "mine"
 
 
 def shown(word: str, capsys) -> list[str]:
     with pytest.raises(SystemExit) as ended:
-        cli.parse([word], "run", "What it does.")
+        parse([word], "run", "What it does.")
     assert ended.value.code == 0
     return capsys.readouterr().out.splitlines()
 
@@ -268,7 +269,7 @@ print(*sorted({one["num_threads"] for one in threadpool_info()}))
     ],
 )
 def test_names_that_people_type_find_their_setting(words, setting, value):
-    config, _ = cli.parse(words.split(), "run", "")
+    config, _ = parse(words.split(), "run", "")
     assert attrgetter(setting)(config) == value
 
 
@@ -294,7 +295,7 @@ def test_bad_input_is_refused_with_one_message_and_nothing_written(
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PfedafmError) as caught:
-        cli.parse(arguments, "run", "")
+        parse(arguments, "run", "")
     assert said in str(caught.value) and caught.value.exit_code == 2
     assert not list(tmp_path.iterdir())
 
@@ -304,7 +305,7 @@ def test_names_may_be_as_long_as_names_can_be_and_no_longer(tmp_path, monkeypatc
     assert [path.read_text() for path in tmp_path.iterdir()] == ["whole"]
     monkeypatch.setattr(sys, "argv", ["pfedafm", "report", "x" * 256])
     with pytest.raises(SystemExit, match="2"):
-        __main__.main()
+        main.main()
     assert capsys.readouterr().err.startswith("error: [Errno 36] File name too long: 'xxx")
 
 

@@ -8,12 +8,12 @@ import numpy as np
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from pfedafm_jax import cli
 from pfedafm_jax.base.errors import PfedafmError
+from pfedafm_jax.cli.flags import every_setting
+from pfedafm_jax.cli.options import parse, run_name
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.config.method_settings import Setting
 from pfedafm_jax.data import Partition, load_dataset
-from pfedafm_jax.flags import every_setting
 from pfedafm_jax.methods import method_names
 from pfedafm_jax.runs.existing import differences
 
@@ -106,7 +106,7 @@ def command_lines(draw) -> list[str]:
 @example(words=["--config", "bad\ud800.toml"])
 def test_random_command_lines_are_used_or_refused(words, capsys):
     try:
-        config, options = cli.parse(words, "run", "")
+        config, options = parse(words, "run", "")
     except PfedafmError as error:
         assert str(error)
     except SystemExit as error:
@@ -124,7 +124,7 @@ def test_random_command_lines_are_used_or_refused(words, capsys):
 @example(config="...toml")
 @example(config="..")
 def test_the_name_of_a_run_is_one_folder_in_runs(config):
-    name = cli.run_name(config)
+    name = run_name(config)
     assert Path(name).name == name and name not in (".", "..") and "/" not in name
     assert len(name) <= 100
 

@@ -10,7 +10,7 @@ import pytest
 from by_hand import record, run_by_hand
 
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.commands import certs, node, run, serve
+from pfedafm_jax.cli.commands import certs, node, run, serve
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.deploy import address, check_free, needed
 

@@ -4,10 +4,10 @@ import argparse
 
 import jax
 
+from pfedafm_jax.cli.plugins import load_plugin
 from pfedafm_jax.data.sources.folder import read_own
 from pfedafm_jax.inference.export import check_target, export_client
 from pfedafm_jax.inference.opened import load_run
-from pfedafm_jax.plugins import load_plugin
 from pfedafm_jax.results.tables import percent
 from pfedafm_jax.runs.progress import clean, console
 

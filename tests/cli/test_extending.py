@@ -13,8 +13,10 @@ import jax
 import numpy as np
 import pytest
 
-from pfedafm_jax import cli, methods
+from pfedafm_jax import methods
 from pfedafm_jax.base.errors import PfedafmError
+from pfedafm_jax.cli import main, options
+from pfedafm_jax.cli.plugins import load_plugin
 from pfedafm_jax.config.config import METHOD_SETTINGS, Config, updated
 from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.data.load import split
@@ -25,11 +27,10 @@ from pfedafm_jax.models import architecture
 from pfedafm_jax.models.architecture import describe, register_extractor
 from pfedafm_jax.models.mobilenet import MobileNetSmall
 from pfedafm_jax.models.resnet import ResNet
-from pfedafm_jax.plugins import load_plugin
 from pfedafm_jax.runs.existing import differences
 from pfedafm_jax.runs.experiment import Experiment
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 
@@ -139,7 +140,7 @@ def test_settings_are_held_against_the_data_at_hand(dataset, config):
 
 
 def parse(*words: str) -> Config:
-    return cli.parse(list(words), "run", "")[0]
+    return options.parse(list(words), "run", "")[0]
 
 
 PLUGIN = """
@@ -245,7 +246,7 @@ def test_a_plugin_that_fails_is_named_with_its_line(content, said, tmp_path):
 def test_code_of_a_plugin_that_leaves_is_named(capsys):
     for code in (0, 3):
         with pytest.raises(SystemExit, match="2"):
-            cli.guarded(lambda words, code=code: sys.exit(code))
+            main.guarded(lambda words, code=code: sys.exit(code))
         said = capsys.readouterr().err
         assert "test_extending.py, line" in said and f"calls sys.exit({code})" in said
 
@@ -280,7 +281,7 @@ def test_a_run_on_own_data_has_the_name_of_the_data(tmp_path):
         (["--dataset", "folder:/data/pets/", "--method", "fd"], "pets-fd"),
         (["--dataset", "tfds:mnist", "--image-size", "28"], "mnist"),
     ]:
-        assert cli.parse(words, "run", "")[1].run_dir == Path("runs") / name
+        assert options.parse(words, "run", "")[1].run_dir == Path("runs") / name
 
 
 def command(words: list[str]) -> int:
@@ -320,7 +321,7 @@ def test_the_guide_runs_as_it_stands(whole, tmp_path, monkeypatch, capsys):
     commands = [shlex.split(line) for line in text.splitlines() if line.startswith("python")]
     assert len(commands) == 4
     for words in commands:  # every one is understood
-        cli.parse(words[2:], words[1], "", lambda parser: parser.add_argument("--methods"))
+        options.parse(words[2:], words[1], "", lambda parser: parser.add_argument("--methods"))
     own_data = next(words for words in commands if "npz:shades.npz" in words)
     assert command(own_data) == 0
     out = capsys.readouterr().out
