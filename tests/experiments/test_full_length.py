@@ -10,7 +10,7 @@ from paper import by_client, by_seed
 
 from pfedafm_jax import PfedafmError
 
-RESULTS = Path(__file__).parents[1] / "experiments" / "results"
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from small import small_config
 
 from pfedafm_jax import PfedafmError, run
 
-RESULTS = Path(__file__).parents[1] / "experiments" / "results" / "newcomers"
+RESULTS = Path(__file__).parents[2] / "experiments" / "results" / "newcomers"
 
 
 def test_the_results_page_has_the_tables_of_its_numbers():

@@ -8,7 +8,7 @@ from by_hand import record, run_by_hand
 
 from pfedafm_jax import PfedafmError
 
-FULL = Path(__file__).parents[1] / "experiments" / "results" / "full_length" / "hetero_cifar10-n100"
+FULL = Path(__file__).parents[2] / "experiments" / "results" / "full_length" / "hetero_cifar10-n100"
 
 
 def run(tmp_path, *folders):

@@ -21,7 +21,7 @@ from pfedafm_jax.results import plots
 from pfedafm_jax.results.tables import markdown
 from pfedafm_jax.runs.existing import Task, find_existing
 
-RESULTS = Path(__file__).parents[1] / "experiments" / "results"
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 
 
 def study(base: Path, scale: str = "quick", **changes) -> Study:

@@ -9,7 +9,7 @@ from by_hand import record, run_by_hand
 
 from pfedafm_jax import PfedafmError
 
-RESULTS = Path(__file__).parents[1] / "experiments" / "results"
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 
 
 def test_the_page_of_rates_has_the_tables_that_the_command_prints(capsys):

@@ -9,7 +9,7 @@ from by_hand import record, run_by_hand
 
 from pfedafm_jax import PfedafmError
 
-RESULTS = Path(__file__).parents[1] / "experiments" / "results"
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 FULL = RESULTS / "full_length"
 SPLITS = ("hetero_cifar10-n100", "hetero_cifar100-n100", "hetero_cifar10-n100-classes10")
 
