@@ -66,7 +66,7 @@ register_extractor("small_b", Small(conv=3, hidden=10))
 
 
 # The files that take longest, so that the two workers that share all files end at the same time.
-LONGEST = ["test_all_methods", "test_lockstep", "test_resume", "test_notebooks", "test_quality", "test_trained",
+LONGEST = ["test_all_methods", "test_lockstep", "test_resume", "test_quality", "test_trained",
            "test_reproduce", "test_extending", "test_kernels", "test_reference", "test_engine", "test_command"]  # fmt: skip
 
 

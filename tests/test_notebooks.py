@@ -28,11 +28,8 @@ def ids(path: Path) -> str:
     return path.stem
 
 
-# The first in every run; the others take up to a minute each to compile.
-LATER = [pytest.param(path, marks=pytest.mark.slow) for path in NOTEBOOKS[1:]]
-
-
-@pytest.mark.parametrize("path", [NOTEBOOKS[0], *LATER], ids=ids)
+@pytest.mark.notebooks
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=ids)
 def test_the_notebook_runs(path):
     run_notebook(path)
 
