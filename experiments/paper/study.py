@@ -11,6 +11,7 @@ import flax.linen as nn
 from paper import numbers
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.config.presets import with_preset
+from pfedafm_jax.methods.checks import check_names
 from pfedafm_jax.models.architecture import extractor_names, register_extractor
 from pfedafm_jax.models.cnn import linear
 from pfedafm_jax.results.run import Run
@@ -183,7 +184,7 @@ class Study:
         rounds = self.rounds or self.scale.rounds[dataset]
         config = dataclasses.replace(config, method=method, seed=seed, rounds=rounds)
         place = f"{name}-n{column}{'-' if variation else ''}{variation}"
-        return Task(config.check(), self.base / place / f"{method}-seed{seed}")
+        return Task(check_names(config), self.base / place / f"{method}-seed{seed}")
 
     def chosen(self, default: Sequence[str]) -> Sequence[str]:
         """The methods of an item: those asked for, or its own."""

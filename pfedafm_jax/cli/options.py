@@ -19,6 +19,7 @@ from pfedafm_jax.cli.plugins import load_plugin
 from pfedafm_jax.config.config import CONFIGS, Config, config_names, updated
 from pfedafm_jax.config.presets import with_preset
 from pfedafm_jax.engine import join, setup_devices
+from pfedafm_jax.methods.checks import check_names
 from pfedafm_jax.runs.observers import Observer, TensorBoard, WeightsAndBiases
 from pfedafm_jax.runs.progress import console, print_table
 
@@ -127,7 +128,7 @@ def parse(
     if asks_help:
         print_help(parser, f"pfedafm {program}", description, everything)
         sys.exit(0)
-    config = configured(given(parser, words, options)).check()
+    config = check_names(configured(given(parser, words, options)))
     name = default_name(named, config)
     run_dir = Path(options.run_dir) if options.run_dir else Path("runs") / name
     script = sys.argv[0].endswith(f"{program}.py")

@@ -22,6 +22,7 @@ from pfedafm_jax.engine.state import client_start
 from pfedafm_jax.engine.visit import SingleClient
 from pfedafm_jax.inference.client import Model, make_card, model_of
 from pfedafm_jax.inference.states import States
+from pfedafm_jax.methods.checks import check_names
 from pfedafm_jax.models import kernels
 
 VISIT = {"settings", "round", "after"}
@@ -117,7 +118,7 @@ class Node:
         return dataset, train, test
 
     def _hello(self, head: Head) -> Head:
-        config = updated(Config(), head["config"]).check()
+        config = check_names(updated(Config(), head["config"]))
         dataset, train, test = self.own_data(config, head["classes"])
         std = np.array(dataset.std)
         if dataset.dtype == "float32":  # features were divided by these, constant ones by 1
@@ -147,7 +148,7 @@ class Node:
         if self._ready is not None and self._ready.settings == text:
             return self._ready
         data, model = settings["data"], model_of(settings)
-        config, network = model.config.check(), model.network
+        config, network = check_names(model.config), model.network
         sizes = {name: int(settings[name]) for name in ("batch_size", "rest_size")}
         method = replace(model.method, training=replace(model.method.training, **sizes))
         kernels.choose(config.kernels, self._log)

@@ -20,6 +20,7 @@ from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.data.load import load_data, split
 from pfedafm_jax.engine import setup_devices
 from pfedafm_jax.methods import chosen_methods, find_method, method_names
+from pfedafm_jax.methods.checks import check_names
 from pfedafm_jax.results import plots
 from pfedafm_jax.results.run import Run, read_run
 from pfedafm_jax.results.tables import COLUMNS, cells, markdown, over_seeds, table
@@ -226,7 +227,8 @@ def compare(
     tasks = []
     for seed in numbers:
         for method in chosen_methods(methods):
-            one = replace(config, method=method, seed=seed).check(options.get("dataset"))
+            one = replace(config, method=method, seed=seed)
+            check_names(one, options.get("dataset"))
             task = Task(one, base / f"{method}-seed{seed}" if base else None)
             tasks.append(find_existing(task, fresh=fresh, log=log))
     runs = run_all(tasks, progress=progress, **options)

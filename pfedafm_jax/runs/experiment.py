@@ -19,6 +19,7 @@ from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.data.load import load_data, split
 from pfedafm_jax.engine import Devices, build
 from pfedafm_jax.engine.reference import released
+from pfedafm_jax.methods.checks import check_names
 from pfedafm_jax.models import kernels
 from pfedafm_jax.results.records import FORMAT, Record, Summary, mean, summarize
 from pfedafm_jax.results.run import Run, per_round
@@ -44,8 +45,10 @@ class Experiment:
         log: Log | None = None,
     ):
         if dataset is None:
-            dataset = load_data(config.check(), data_dir, log)  # checked first: loading is slow
-        self.dataset, self.config = dataset, config.check(dataset)
+            dataset = load_data(
+                check_names(config), data_dir, log
+            )  # checked first: loading is slow
+        self.dataset, self.config = dataset, check_names(config, dataset)
         self.partition = split(config, dataset) if partition is None else partition
         self.partition.check(len(self.dataset.images), config.num_clients)
         self.kernels = kernels.choose(config.kernels, log)  # before anything is traced

@@ -22,6 +22,7 @@ from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.data.load import split
 from pfedafm_jax.data.sources.synthetic import make_synthetic
 from pfedafm_jax.methods import method_names, register_method
+from pfedafm_jax.methods.checks import check_names
 from pfedafm_jax.methods.fedper import FedPer
 from pfedafm_jax.models import architecture
 from pfedafm_jax.models.architecture import describe, register_extractor
@@ -121,7 +122,7 @@ def test_the_papers_networks_take_images_like_those_of_mnist():
 
 def test_settings_are_held_against_the_data_at_hand(dataset, config):
     own = dataclasses.replace(config, dataset="mine", classes_per_client=5)
-    assert dataclasses.replace(own, classes_per_client=4).check(dataset)
+    assert check_names(dataclasses.replace(own, classes_per_client=4), dataset)
     with pytest.raises(PfedafmError, match=r"classes_per_client = 5 .* the classes of mine"):
         split(own, dataset)
     with pytest.raises(PfedafmError, match="dataset = 'mine' cannot be used; accepted: cifar10"):

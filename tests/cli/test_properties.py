@@ -15,6 +15,7 @@ from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.config.method_settings import Setting
 from pfedafm_jax.data import Partition, load_dataset
 from pfedafm_jax.methods import method_names
+from pfedafm_jax.methods.checks import check_names
 from pfedafm_jax.runs.existing import differences
 
 ENDS = st.sampled_from([0, 1, -1, 2**31, 2**32, 1e-320, 1e38, 1e39, 0.5, 0.1])
@@ -75,7 +76,7 @@ def changes(draw) -> dict:
 @example(values={"pfedafm": 3})
 def test_random_settings_are_used_or_refused(values):
     try:
-        config = updated(Config(), values).check()
+        config = check_names(updated(Config(), values))
     except PfedafmError as error:
         assert len(str(error)) > 10
         return
@@ -112,7 +113,7 @@ def test_random_command_lines_are_used_or_refused(words, capsys):
     except SystemExit as error:
         assert error.code == 2 or (error.code == 0 and {"--config", "--help", "-h"} & set(words))
     else:
-        assert config.check() is config
+        assert check_names(config) is config
         if "--run-dir" not in words:
             assert options.run_dir.parent == Path("runs") and ".." not in options.run_dir.parts
     capsys.readouterr()

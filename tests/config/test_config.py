@@ -25,6 +25,7 @@ from pfedafm_jax.config.method_settings import (
 from pfedafm_jax.config.presets import presets, with_preset
 from pfedafm_jax.data import load_dataset
 from pfedafm_jax.methods import method_names
+from pfedafm_jax.methods.checks import check_names
 from pfedafm_jax.methods.fml import FML
 from pfedafm_jax.methods.pfedafm import PFedAFM
 from pfedafm_jax.runs.existing import differences
@@ -49,11 +50,11 @@ def wrong_values(setting: Setting) -> list:
 def test_every_setting_refuses_what_is_out_of_its_range_and_names_itself(name, setting):
     for value in wrong_values(setting):
         with pytest.raises(PfedafmError) as caught:
-            updated(Config(), {name: value}).check()
+            check_names(updated(Config(), {name: value}))
         given = tuple(value) if isinstance(value, list) else value
         said = str(caught.value)
         assert said.startswith(f"{name} = {given!r} cannot be used; accepted: "), (value, said)
-    assert updated(Config(), {name: setting.default}).check()
+    assert check_names(updated(Config(), {name: setting.default}))
     assert setting.help, "the text below the field is its help"
     # A number without both ends can hold what no 32-bit float can.
     assert len(setting.limits) == (2 if setting.kind in (int, float) else 0)
@@ -73,7 +74,7 @@ def test_every_setting_refuses_what_is_out_of_its_range_and_names_itself(name, s
         ("num_clients", 0, "a whole number from 1 to 10,000,000"),
         ("participation", 1.5, "a number above 0 to 1"),
         ("participation", 0.001, "at least 0.01: one of 100 clients per round"),
-        ("architectures", (), "at least one of cnn1"),
+        ("architectures", (), "at least one, such as cnn1"),
         ("shared_extractor", "cnn", "cnn1, cnn2"),
         ("learning_rate", -1.0, "a number from 0 to 1e+06"),
         ("flip", 1, "true or false"),
@@ -85,7 +86,7 @@ def test_every_setting_refuses_what_is_out_of_its_range_and_names_itself(name, s
 )
 def test_an_error_says_what_is_accepted(name, value, accepted):
     with pytest.raises(PfedafmError) as caught:
-        updated(Config(), {name: value}).check()
+        check_names(updated(Config(), {name: value}))
     assert str(caught.value).startswith(f"{name} = {value!r} cannot be used")
     assert accepted in str(caught.value)
 
@@ -94,7 +95,7 @@ def test_whole_numbers_none_and_the_ends_of_ranges_pass():
     good = {"participation": 1, "gamma": 1, "learning_rate": 0.0}
     for name, value in (*good.items(), ("pfedafm.mix_fixed", 1), ("pfedafm.mix_fixed", None)):
         config = updated(Config(), {name: value})
-        assert config.check() is config
+        assert check_names(config) is config
 
 
 def test_unknown_names_are_refused_with_the_nearest_one():
@@ -215,12 +216,12 @@ def test_lists_and_numbers_of_numpy_are_taken():
 def test_every_named_configuration_and_preset_is_good():
     assert config_names() == ["hetero_cifar10", "hetero_cifar100", "homo_cifar10", "homo_cifar100"]
     for name in config_names():
-        config = Config.load(name).check()
+        config = check_names(Config.load(name))
         assert config.dataset in name and len(config.architectures) == (1 if "homo_" in name else 5)
     with pytest.raises(PfedafmError, match=r"did you mean hetero_cifar10.*or a TOML file"):
         Config.load("hetero_cifar")
     for preset in presets():
-        assert with_preset(Config(), preset).check().method in method_names()
+        assert check_names(with_preset(Config(), preset)).method in method_names()
     with pytest.raises(PfedafmError, match=r"preset = 'author' .*authors_code"):
         with_preset(Config(), "author")
 
@@ -228,7 +229,7 @@ def test_every_named_configuration_and_preset_is_good():
 def test_files(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('dataset = "cifar100"\nclasses_per_client = 10\n[pfedafm]\nmix_fixed = 0.5\n')
-    config = Config.load(path).check()
+    config = check_names(Config.load(path))
     assert (config.dataset, config.classes_per_client) == ("cifar100", 10)
     assert (config.pfedafm.mix_fixed, config.rounds) == (0.5, Config().rounds)
     config = dataclasses.replace(config, dataset='folder:/data/😀 "é"')
@@ -249,7 +250,7 @@ def test_a_broken_or_missing_file_is_named(tmp_path, content):
 
 
 def test_the_released_code_as_a_preset():
-    config = with_preset(Config(), "authors_code").check()
+    config = check_names(with_preset(Config(), "authors_code"))
     own = config.pfedafm_released
     found = config.method, config.protocol, config.normalisation
     assert found == ("pfedafm_released", "authors", "imagenet")

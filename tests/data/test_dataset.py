@@ -18,6 +18,7 @@ from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import dataset_from_arrays, load_dataset
 from pfedafm_jax.data.sources.synthetic import make_synthetic
+from pfedafm_jax.methods.checks import check_names
 from pfedafm_jax.runs.experiment import Experiment
 
 
@@ -117,7 +118,7 @@ def test_a_run_needs_two_classes_or_more(tmp_path):
     spoil(tmp_path / "data", "one")
     config = Config(dataset=f"folder:{tmp_path / 'data'}")
     with pytest.raises(PfedafmError, match=r"dataset = 'folder:.*one class only"):
-        config.check(load_dataset(config.dataset))
+        check_names(config, load_dataset(config.dataset))
     dataset = dataset_from_arrays("one", *(np.zeros((4, 8, 8), np.uint8), np.zeros(4, int)) * 2)
     with pytest.raises(PfedafmError, match="one class only"):
         Experiment(Config(num_clients=2, participation=1.0), dataset)

@@ -11,6 +11,7 @@ from pfedafm_jax import Config, PfedafmError, dataset_from_arrays, load_dataset,
 from pfedafm_jax.engine import build
 from pfedafm_jax.inference.export import PROGRAM, export_client, load_client
 from pfedafm_jax.inference.opened import load_run
+from pfedafm_jax.methods.checks import check_names
 from pfedafm_jax.models.architecture import describe, register_extractor
 
 LABELS = np.array([0, 1, 0, 1])
@@ -104,10 +105,10 @@ def test_settings_and_networks_for_images_are_refused_where_there_are_none():
     table = of(np.eye(4))
     for name in ("flip", "erase", "crop"):
         with pytest.raises(PfedafmError, match=rf"{name} = True .* no images but float32 \[4\]"):
-            Config(**{name: True}).check(table)
+            check_names(Config(**{name: True}), table)
     with pytest.raises(PfedafmError, match=r"'imagenet' .* dataset, for float32"):
-        Config(normalisation="imagenet").check(of(np.zeros((4, 8, 8, 3))))
-    assert Config(flip=True).check(of(np.zeros((4, 8, 8, 3))))
+        check_names(Config(normalisation="imagenet"), of(np.zeros((4, 8, 8, 3))))
+    assert check_names(Config(flip=True), of(np.zeros((4, 8, 8, 3))))
     for shape, dtype in (((4,), "float32"), ((28, 28), "float32"), ((16, 16, 3), "int32")):
         with pytest.raises(PfedafmError, match=f"'cnn1' needs images .* these data are {dtype}"):
             describe("cnn1", 2, shape, dtype=dtype)

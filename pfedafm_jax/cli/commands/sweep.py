@@ -24,6 +24,7 @@ from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.data.load import split
 from pfedafm_jax.methods import find_method
+from pfedafm_jax.methods.checks import check_names
 from pfedafm_jax.results.run import MATTERS_IF, Run
 from pfedafm_jax.results.tables import markdown, mean_and_deviation, percent
 from pfedafm_jax.runs.drive import run_all
@@ -189,7 +190,7 @@ def main(argv: list[str]) -> int:
     config = replace(given, validation_fraction=held_out, eval_every=given.rounds)
     tasks = []
     for point, seed in itertools.product(points(grid), seeds):
-        own = replace(updated(config, point), seed=seed).check()
+        own = check_names(replace(updated(config, point), seed=seed))
         tasks.append(Task(own, base / label(point) / f"seed{seed}"))
     shared = options.start(config.devices)
     check_writable(base)

@@ -3,12 +3,13 @@
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 
 from pfedafm_jax.base.errors import PfedafmError, bad, naming
 from pfedafm_jax.base.files import reading, write_atomically
+from pfedafm_jax.config.config import Protocol
 from pfedafm_jax.data.partition.shares import (
     apportion,
     dirichlet_counts,
@@ -18,7 +19,6 @@ from pfedafm_jax.data.partition.shares import (
 )
 
 PARTITIONS = ("pathological", "dirichlet", "iid", "natural")
-Protocol = Literal["paper", "authors"]
 PARTS = ("train", "test", "validation")
 EMPTY = np.zeros(0, np.int32)
 AUTHORS_TRAIN_SHARE = 4 / 5  # the released code keeps 40 000 of the 50 000 official training images

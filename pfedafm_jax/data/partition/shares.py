@@ -7,11 +7,10 @@ apart); the same proportions are used for every pool. Counts are int64 [clients,
 import numpy as np
 
 from pfedafm_jax.base.errors import PfedafmError, bad
+from pfedafm_jax.config.config import GAMMA_RANGE
 
 LOW_SHARE, HIGH_SHARE = 0.4, 0.6  # of the uniform shares in the released code
 MAX_REDRAWS = 100
-# Beyond these, shares are all-or-nothing or equal anyway, and the sampler overflows.
-GAMMA_RANGE = (1e-3, 1e6)
 
 
 def draw_classes(
