@@ -10,6 +10,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a cache that is read-only
 
 from pfedafm_jax.base.errors import PfedafmError
+from pfedafm_jax.base.version import VERSION
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.config.presets import with_preset
 from pfedafm_jax.data import (
@@ -32,7 +33,7 @@ from pfedafm_jax.results.run import Run, read_run, read_runs
 from pfedafm_jax.runs.drive import compare, run
 from pfedafm_jax.runs.experiment import Experiment
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Config",

@@ -16,7 +16,8 @@ from pfedafm_jax.models import architecture
 
 ROOT = Path(__file__).parents[1]
 MODULES = [module.name for module in pkgutil.walk_packages(pfedafm_jax.__path__, "pfedafm_jax.")]
-MODULES = [name for name in MODULES if ".deploy.flower" not in name]  # importing Flower warns
+# Importing Flower warns.
+MODULES = [name for name in MODULES if not name.endswith((".deploy.flower", ".flower_apps"))]
 if importlib.util.find_spec("cryptography") is None:  # of the extra flower
     MODULES.remove("pfedafm_jax.deploy.certs")
 SHOWN = [

@@ -12,7 +12,7 @@ from typing import NoReturn
 import jax
 
 from pfedafm_jax.base.aborts import explain_aborts
-from pfedafm_jax.base.errors import Interrupted, PfedafmError, Unread, reason
+from pfedafm_jax.base.errors import Interrupted, PfedafmError, Unread, bad, known, reason
 from pfedafm_jax.runs.progress import clean
 
 COMMANDS = {
@@ -31,9 +31,6 @@ COMMANDS = {
 
 
 def main() -> None:
-    from pfedafm_jax.base.errors import bad, known
-    from pfedafm_jax.cli.main import guarded
-
     def command(argv: list[str]) -> int:
         if not argv or argv[0] in ("-h", "--help"):
             print("usage: pfedafm COMMAND …      (pfedafm COMMAND --help says more)\n")

@@ -2,8 +2,8 @@
 
 A superlink and a supernode run with `--isolation process`: what they would start for every message,
 our own processes do, which stay alive. So nothing that travels is ever executed, neither on the
-server nor on a node, and a round starts no process. `server_app` and `client_app` are the same for
-people who have superlinks and supernodes of their own.
+server nor on a node, and a round starts no process. `cli/flower_apps.py` has the same for people
+who have superlinks and supernodes of their own.
 """
 
 # pyright: reportMissingImports=false
@@ -12,23 +12,19 @@ import contextlib
 import hashlib
 import json
 import logging
-import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.cli.build import build_fab_from_files
-from flwr.clientapp import ClientApp
 from flwr.common.constant import SubStatus
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
-from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
@@ -60,8 +56,8 @@ license = "Apache-2.0"
 [tool.flwr.app]
 publisher = "pfedafm"
 [tool.flwr.app.components]
-serverapp = "pfedafm_jax.deploy.flower:server_app"
-clientapp = "pfedafm_jax.deploy.flower:client_app"
+serverapp = "pfedafm_jax.cli.flower_apps:server_app"
+clientapp = "pfedafm_jax.cli.flower_apps:client_app"
 [tool.flwr.app.config]
 arguments = ""
 """
@@ -321,30 +317,3 @@ def _until(process: subprocess.Popen, call: Callable[[], Any]) -> Any:
             raise PfedafmError(f"what answers there is no superlink of ours: {error}") from error
         time.sleep(POLL)
     return None
-
-
-# ------------------------------------------------------- for superlinks and supernodes of one's own
-
-server_app = ServerApp()  # on lines of their own: Flower looks for them without importing this
-client_app = ClientApp()
-
-
-@server_app.main()
-def _serve(grid: Grid, context: Context) -> None:
-    from pfedafm_jax.cli.commands.serve import serve
-
-    serve(shlex.split(str(context.run_config["arguments"])), Link(grid))
-
-
-@client_app.train()
-@client_app.query()
-def _node(message: Message, context: Context) -> Message:
-    words = [(f"--{name}", str(value)) for name, value in context.node_config.items()]
-    return reply_to(message, _node_of(tuple(sum(words, ()))).answer)
-
-
-@cache
-def _node_of(words: tuple[str, ...]) -> Any:
-    from pfedafm_jax.cli.commands.node import node_of
-
-    return node_of(list(words))

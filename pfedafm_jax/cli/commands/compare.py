@@ -2,9 +2,9 @@
 
 import argparse
 
-from pfedafm_jax import compare
 from pfedafm_jax.cli.options import parse, seeds
 from pfedafm_jax.methods import method_names
+from pfedafm_jax.runs.drive import compare
 from pfedafm_jax.runs.signals import Signals
 
 
