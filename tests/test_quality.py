@@ -1,4 +1,4 @@
-"""Lint, format, types and links are part of the tests."""
+"""Lint, format, the order of imports, types and links are part of the tests."""
 
 import re
 import shutil
@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent
 COMMANDS = {
     "lint": ["ruff", "check", "."],
     "format": ["ruff", "format", "--check", "."],
+    "imports": ["lint-imports", "--no-cache"],
     "types": ["basedpyright", "--pythonpath", sys.executable],
 }
 
