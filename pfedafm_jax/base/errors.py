@@ -1,4 +1,4 @@
-"""The exception type of all errors that a user can cause and fix."""
+"""The errors that a user can cause and fix, and their sentences: what it was, what is accepted."""
 
 import difflib
 import errno

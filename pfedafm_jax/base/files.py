@@ -1,4 +1,4 @@
-"""Atomic writes, safe reads, this package's version, and the user's cache folder."""
+"""Atomic writes, safe reads, digests, and the user's cache folder."""
 
 import errno
 import hashlib

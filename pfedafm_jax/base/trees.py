@@ -1,7 +1,7 @@
-"""Dataclasses of settings as pytrees: their numbers are leaves, everything else is static.
+"""Trees of arrays: dataclasses as pytrees, sizes, leaves by their path.
 
-A program compiled for one learning rate therefore runs with any other. And what else is asked of
-pytrees: sizes, and leaves by their path.
+Of a dataclass, numbers are leaves and everything else is static: a program compiled for one
+learning rate therefore runs with any other.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""What the commands share: options and settings from the command line, errors and exit codes."""
+"""What the commands share: options and settings from the command line."""
 
 import argparse
 import re

@@ -1,4 +1,9 @@
-"""Datasets, their split over clients, and augmentation."""
+"""Datasets, and which client has which samples.
+
+`load` is the dataset of a configuration and its split, made of `dataset` and `partition/`; `sources/`
+says where arrays come from, `arrays` and `images` what may be in them, and `augment` changes them in
+training, on the device. Imports `base` and `config`.
+"""
 
 from pfedafm_jax.data.augment import augment, normalise
 from pfedafm_jax.data.dataset import (

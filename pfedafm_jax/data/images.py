@@ -1,4 +1,4 @@
-"""What is to be classified: arrays, a file of arrays, image files, a folder of them."""
+"""Image files as pixels, and what is to be classified: arrays, a file of them, image files, a folder."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

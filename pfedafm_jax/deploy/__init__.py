@@ -9,6 +9,8 @@ server.py    rounds as questions to nodes; an `Experiment` whose clients are els
 flower.py    Flower's processes and messages under both; the only file that imports it
 launch.py    starts Flower's superlink and supernode
 certs.py     an authority, the server's certificate, a key for each node
+
+It may import every folder before it; only the command line imports it.
 """
 
 import errno

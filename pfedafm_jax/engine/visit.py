@@ -1,7 +1,11 @@
 """What a compiled program does on one device: it loops over a few clients at a time, under `vmap`.
 
 A round has up to three stages: `client_update` for the clients of one architecture,
-`shared_update`, if the method has it, for clients of all architectures, and `evaluate`.
+`shared_update`, if the method has it, for clients of all architectures, and `evaluate`. The same
+stages of one client away from the others, a newcomer or a node, are a `SingleClient`'s.
+
+A client's own BatchNorm statistics of shared networks are the entry `statistics` of its state
+(`PRIVATE_STATISTICS`): they replace those of the broadcast before it is used, and leave the upload.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,6 @@
-"""Trained clients in use: they predict, are exported, and newcomers join.
+"""A trained run, opened: `load_run(folder)` is the run at its last checkpoint, without its dataset.
 
-`load_run(folder)` opens a run at its last checkpoint, without its dataset;
-`run.client(k)` is one of its clients, `run.join(images, labels)` trains a new one. `export.py`
+`run.client(k)` is one of its clients and `run.join(images, labels)` trains a new one; `export.py`
 writes both, and `load_client` there reads them back.
 """
 

@@ -1,4 +1,9 @@
-"""The federated methods, by name."""
+"""The federated methods, by name; one file each.
+
+`base` is the contract: what one client and the server do. `aggregation` is what averages, `two_models`
+what FML, FedKD and FedAPEN share; `checks` looks up the names in settings. A method never loops over
+clients: the engine does. Imports `base` to `training`.
+"""
 
 from collections.abc import Sequence
 

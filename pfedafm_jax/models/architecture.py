@@ -1,9 +1,7 @@
-"""The networks of the paper's Table 1, as extractor and header, and a registry for your own.
+"""Architectures: an extractor and a header, with their sizes and costs, and a registry for your own.
 
 An extractor maps images `[batch, height, width, channels]` to representations `[batch,
-feature_size]`; a header maps representations to class scores. The five CNNs are conv 5x5 → max-pool
-2x2, twice, then FC1 and FC2, all with ReLU; the representation is FC2's output after ReLU, and the
-header is FC3.
+feature_size]`; a header maps representations to class scores.
 """
 
 import math

@@ -1,9 +1,8 @@
 """Running statistics of networks (BatchNorm's means and variances) within trees of parameters.
 
 They are the entry `batch_stats` of an extractor's parameters; no optimizer changes them. Those of
-shared networks are private to each client by default, as in SiloBN: the entry `statistics` of a
-client's state replaces those in the broadcast before the client uses it, and its upload has
-none. With `statistics = averaged` they are sent and averaged like weights.
+shared networks are private to each client by default, as in SiloBN (`engine/visit.py`); with
+`statistics = averaged` they are sent and averaged like weights.
 """
 
 from typing import Any

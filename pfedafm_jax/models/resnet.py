@@ -1,9 +1,8 @@
-"""More extractors, which show how to write your own: any Flax module will do.
+"""A small ResNet and the blocks of others, which show how to write your own: any Flax module will do.
 
-`MLP` is for features of any shape. The others end in the mean over all positions, so that they take
-images of any size, and are as wide as their last block: `models.WithLinear` adds a layer to the
-required width. They use GroupNorm, which keeps no state between batches. On a CPU,
-`models/kernels/layers.py` runs their convolutions.
+It ends in the mean over all positions, so that it takes images of any size, and is as wide as its
+last block: `architecture.WithLinear` adds a layer to the required width. It uses GroupNorm, which
+keeps no state between batches. On a CPU, `kernels/layers.py` runs its convolutions.
 """
 
 import flax.linen as nn
