@@ -29,9 +29,9 @@ from pfedafm_jax.training.batches import ClientData
 
 Tree = Any
 CLIENT_AXIS = "clients"
-# Far above any round or client number.
 # The entry in a client's state: its statistics, by their path in the broadcast.
 PRIVATE_STATISTICS = "statistics"
+# Far above any round or client number.
 START_KEY, SERVER_KEY, ADAPT_KEY = 2**31 - 1, 2**31 - 2, 2**31 - 4
 
 
