@@ -9,14 +9,18 @@ from typing import Any
 from pfedafm_jax.base.errors import PfedafmError, bad
 from pfedafm_jax.cli.options import parse
 from pfedafm_jax.deploy import address, check_free, needed
-from pfedafm_jax.deploy.roster import Roster, classes_of
-from pfedafm_jax.deploy.server import Federation, Nodes
+from pfedafm_jax.deploy.roster import Roster, classes_of, federation_of
+from pfedafm_jax.deploy.server import Nodes, NodesExecutor
 from pfedafm_jax.methods import find_method
+from pfedafm_jax.methods.checks import check_names
+from pfedafm_jax.models import kernels
+from pfedafm_jax.results import plots
 from pfedafm_jax.results.records import RunFolder
-from pfedafm_jax.runs.drive import run_all
+from pfedafm_jax.runs.drive import pictures_in, progress_of, say_finished
 from pfedafm_jax.runs.existing import Task, find_existing
-from pfedafm_jax.runs.progress import console
+from pfedafm_jax.runs.progress import console, print_summary
 from pfedafm_jax.runs.signals import Signals
+from pfedafm_jax.runs.train import train
 
 
 def main(argv: list[str]) -> int:
@@ -70,25 +74,38 @@ def serve(argv: list[str], link: Any = None) -> None:
     with Signals() as signals, contextlib.ExitStack() as open_:
         shared = options.start(1)
         task = find_existing(Task(config, options.run_dir), fresh=more.fresh, nodes=True)
-        nodes = federation = None
-        if task.state != "done":
-            if link is None:
-                check_free(*where)
-            with RunFolder(options.run_dir).lock():
-                pass  # the folder is ours before anything is written to it
-            if task.state == "again":
-                (options.run_dir / "nodes.json").unlink(missing_ok=True)
-            roster = Roster(options.run_dir / "nodes.json", config, classes)
-            if link is None:
-                certs, place = more.certs and Path(more.certs), options.run_dir / "flower"
-                opened = flower.superlink(*where, certs, place, config.num_clients)
-                link = open_.enter_context(opened)
-                console.print(f"nodes may come to {more.listen}; {place}/superlink.log is Flower's")
-            limits = {"seconds": more.round_timeout, "patience": more.absent_timeout}
-            stopped = {"stopped": lambda: signals.received}
-            nodes = Nodes(link, roster, console.print, least=least, **stopped, **limits)
-            nodes.gather()
-            federation = Federation(config, nodes)
-        run_all([task], experiment=federation, signals=signals, **shared)
-        if nodes is not None:
-            nodes.dismiss()
+        if task.state == "done" and task.run is not None:
+            say_finished(task, task.run.summary)
+            return
+        if link is None:
+            check_free(*where)
+        with RunFolder(options.run_dir).lock():
+            pass  # the folder is ours before anything is written to it
+        if task.state == "again":
+            (options.run_dir / "nodes.json").unlink(missing_ok=True)
+        roster = Roster(options.run_dir / "nodes.json", config, classes)
+        if link is None:
+            certs, place = more.certs and Path(more.certs), options.run_dir / "flower"
+            opened = flower.superlink(*where, certs, place, config.num_clients)
+            link = open_.enter_context(opened)
+            console.print(f"nodes may come to {more.listen}; {place}/superlink.log is Flower's")
+        limits = {"seconds": more.round_timeout, "patience": more.absent_timeout}
+        nodes = Nodes(link, roster, console.print, **limits)
+        nodes.gather()
+        kernels.choose(config.kernels, console.print)
+        federation = federation_of(check_names(config), roster)
+        executor = NodesExecutor(federation, nodes, least=least, stopped=lambda: signals.received)
+        with progress_of(task, federation, executor, options.name, shown=True) as bar:
+            history, _ = train(
+                federation,
+                executor,
+                task.folder,
+                restart=task.state == "again",
+                command=options.command,
+                observers=(bar, *shared["observers"]),
+                signals=signals,
+                log=console.print,
+            )
+        plots.draw_all(history.result(), None, options.run_dir, console.print)
+        print_summary(history.summary(), pictures_in(options.run_dir))
+        nodes.dismiss()
