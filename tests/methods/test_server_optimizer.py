@@ -65,7 +65,7 @@ def test_momentum_and_running_mean_by_hand():
     mean_one = jax.tree.map(lambda old, new: 0.8 * old + 0.2 * new, first, after_one)
     assert_close(server[RUNNING_MEAN]["shared_model"], mean_one, rtol=1e-6, atol=1e-7)
     # The second round's average, from the same broadcast, client states and batches.
-    plain = programs.start(())
+    plain = programs().start()
     plain, _ = programs().run_round(plain, 0, rounds[0])
     plain, _ = programs().run_round(plain, 1, rounds[1])
     average = jax.device_get(plain.server)["shared_model"]
@@ -111,7 +111,7 @@ def test_clients_never_receive_what_the_server_keeps():
     server = made.start().server
     assert set(server) == {"shared_model", MEMORY, RUNNING_MEAN}
     assert set(broadcast_of(server)) == set(judged_of(server)) == {"shared_model"}
-    assert set(made.compiled.shapes.common.server) == {"shared_model"}
+    assert set(made.programs.shapes.inputs.server) == {"shared_model"}
 
 
 def test_a_running_mean_changes_evaluations_of_all_clients_and_no_training():
