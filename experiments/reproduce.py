@@ -36,7 +36,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--scale", default="quick", metavar="NAME", help=f"{', '.join(SCALES)} (default: quick)")
     add("--rounds", type=int, metavar="R", help="communication rounds instead of the scale's")
     add("--seeds", default="", metavar="0,1,…", help="default: 0, and three for fig-mix-lr")
-    add("--methods", metavar="A,B,…", help="instead of those that the paper compares, or all")
+    add(
+        "--methods",
+        metavar="A,B,…",
+        help="names, or paper, controls, all: instead of those that the paper compares",
+    )
     add("--datasets", metavar="A,B", help="cifar10, cifar100 (default: both; smoke: the first)")
     add("--data-dir", metavar="DIR", help="folder or archive with the datasets")
     add("--run-dir", metavar="DIR", help="for runs and results (default: runs/reproduce-SCALE)")

@@ -37,6 +37,8 @@ def test_a_wheel_gives_the_commands_and_the_configurations(python, tmp_path):
     call(programs / "pip", "install", "-q", wheel)
     pfedafm = programs / "pfedafm"
     assert "hetero_cifar10" in call(pfedafm, "run", "--config")
+    words = "from importlib.resources import files; print(files('pfedafm_jax').joinpath('py.typed').is_file())"
+    assert "True" in call(programs / "python", "-c", words)
     assert "admit a newcomer" in call(programs / "python", "-m", "pfedafm_jax")
     call(pfedafm, "run", *TINY.split(), "--run-dir", "runs/a")
     np.save(tmp_path / "x.npy", np.zeros((3, 32, 32, 3), np.uint8))

@@ -54,7 +54,6 @@ def guarded(main: Callable[[list[str]], int]) -> NoReturn:
     try:
         code = main(sys.argv[1:])
         print(end="", flush=True)
-        sys.exit(code)
     except (Unread, BrokenPipeError):
         message, code = "", Unread.exit_code
     except PfedafmError as error:
@@ -76,6 +75,8 @@ def guarded(main: Callable[[list[str]], int]) -> NoReturn:
             raise
         where = f"{last.filename}, line {last.lineno}"
         message, code = f"error: {where}: code of a plugin calls sys.exit({leaving.code!r})", 2
+    else:
+        sys.exit(code)
     if message:
         print(clean(message), file=sys.stderr, flush=True)
     _flush()

@@ -324,5 +324,5 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def config_names() -> list[str]:
-    """The named configurations, files of `pfedafm_jax/configs/`."""
+    """The named configurations, files of `pfedafm_jax/config/configs/`."""
     return sorted(path.stem for path in CONFIGS.glob("*.toml"))

@@ -43,6 +43,8 @@ _METHODS: dict[str, type[Method]] = {method.name: method for method in _BUILT_IN
 METHOD_SETTINGS.update({method.name: method.Settings for method in _BUILT_IN})
 PAPER_METHODS = tuple(method.name for method in _BUILT_IN[:8])
 """The methods of the paper's tables, pFedAFM first."""
+CONTROLS = ("fedavg", "fedavg_priors", "fedper", "fedrep")
+"""Methods in which all clients have one network, or one extractor: what a new method is to beat."""
 
 
 def register_method(method: type[Method]) -> type[Method]:
@@ -59,8 +61,9 @@ def register_method(method: type[Method]) -> type[Method]:
         raise PfedafmError(f"{method!r} cannot be registered; accepted: {accepted}")
     name = method.name
     taken = [built_in.name for built_in in _BUILT_IN] + [*settings_of(Config), "settings"]
+    taken += ["paper", "controls", "all"]
     if not name.isidentifier() or name in taken:
-        accepted = "an identifier, not the name of a built-in method or of a setting"
+        accepted = "an identifier, not the name of a built-in method, of a group of methods or of a setting"
         raise bad(f"{method.__name__}.name", name, accepted)
     required = ("init_client", "client_update", "predict", "cost")
     missing = [part for part in required if getattr(method, part) is getattr(Method, part)]
@@ -140,7 +143,21 @@ def _check_server_optimizer(config: Config, method: Method) -> None:
 
 
 def chosen_methods(wanted: str | Sequence[str]) -> list[str]:
-    """Checked names from a list or a text like `all,fedper`; `all` is the paper's eight."""
+    """Checked names of methods, without repetition.
+
+    Args:
+        wanted: names, as a list or a text like `paper,ditto`. Three stand for several: `paper` for
+            the paper's eight, `controls` for `CONTROLS`, `all` for every registered method.
+
+    >>> chosen_methods("controls,ditto,fedper")
+    ['fedavg', 'fedavg_priors', 'fedper', 'fedrep', 'ditto']
+    """
+    groups = {"paper": PAPER_METHODS, "controls": CONTROLS, "all": method_names()}
     listed = wanted.split(",") if isinstance(wanted, str) else wanted
-    names = [found for name in listed for found in (PAPER_METHODS if name == "all" else (name,))]
-    return [find_method(name).name for name in dict.fromkeys(names)]
+    names: list[str] = []
+    for name in listed:
+        names.extend(groups.get(name, (name,)))
+    for name in names:
+        if name not in _METHODS:
+            raise bad("methods", name, known(name, [*groups, *_METHODS]))
+    return list(dict.fromkeys(names))

@@ -259,7 +259,7 @@ def _description(task: Task, number: int, count: int) -> str:
 
 def compare(
     config: Config,
-    methods: str | Sequence[str] = "all",
+    methods: str | Sequence[str] = "paper",
     seeds: Sequence[int] | None = None,
     *,
     dataset: Dataset | None = None,
@@ -277,7 +277,8 @@ def compare(
 
     Args:
         config: the common settings; each method may have its own learning rate.
-        methods: their names, as a list or separated by commas; `all`: the paper's eight.
+        methods: their names, as a list or separated by commas; `paper` (its eight), `controls` and
+            `all` stand for several, see `chosen_methods`.
         seeds: by default that of the settings; several give mean and deviation.
         dataset, partition: shared by all; by default as the settings say.
         run_dir: a folder for one folder per run, and finally `compare.md`, `compare.json` and
@@ -291,7 +292,9 @@ def compare(
     `tables.table`, `tables.over_seeds` and `plots.compare_runs` show the result.
     """
     if not methods:
-        raise bad("methods", methods, f"all, or some of {', '.join(method_names())}")
+        raise bad(
+            "methods", methods, f"paper, controls, all, or some of {', '.join(method_names())}"
+        )
     numbers = list(dict.fromkeys([config.seed] if seeds is None else seeds))
     if not numbers:
         raise bad("seeds", seeds, "one or more whole numbers")

@@ -32,12 +32,14 @@ from pfedafm_jax.methods import PAPER_METHODS, chosen_methods, method_names
 from pfedafm_jax.methods.fedapen import split_adaptability
 
 
-def test_all_are_registered_and_all_means_those_of_the_paper():
+def test_all_are_registered_and_three_names_stand_for_several():
     assert set(METHODS) <= set(method_names())
-    assert chosen_methods("all") == METHODS[:8] == list(PAPER_METHODS)
-    assert chosen_methods(["all", "pfedafm", *METHODS[8:]]) == METHODS
-    with pytest.raises(PfedafmError, match="did you mean fedrep"):
-        chosen_methods("all,fedpre")
+    assert chosen_methods("paper") == METHODS[:8] == list(PAPER_METHODS)
+    assert chosen_methods(["paper", "pfedafm", *METHODS[8:]]) == METHODS
+    assert chosen_methods("controls") == ["fedavg", "fedavg_priors", "fedper", "fedrep"]
+    assert chosen_methods("all") == method_names()
+    with pytest.raises(PfedafmError, match=r"paper, controls, all, pfedafm.*did you mean fedrep"):
+        chosen_methods("paper,fedpre")
 
 
 @pytest.fixture(scope="module", params=METHODS)

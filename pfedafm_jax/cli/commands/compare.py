@@ -1,4 +1,4 @@
-"""Methods side by side, same split and seeds: `pfedafm compare --config NAME --methods all`."""
+"""Methods side by side, same split and seeds: `pfedafm compare --config NAME --methods paper,controls`."""
 
 import argparse
 
@@ -10,8 +10,8 @@ from pfedafm_jax.runs.signals import Signals
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add, names = parser.add_argument, ", ".join(method_names())
-    known = f"all (the paper's eight), or some of: {names}"
-    add("--methods", default="all", metavar="A,B,…", help=known)
+    known = f"paper (its eight), controls (four), all (every one), or some of: {names}"
+    add("--methods", default="paper", metavar="A,B,…", help=known)
     add("--seeds", default="", metavar="0,1,…", help="several seeds give mean and deviation")
 
 
