@@ -139,7 +139,7 @@ def test_arrays_in_a_file_under_three_sets_of_names(tmp_path):
         np.savez(path, **dict(zip(names.split(), parts, strict=True)))
         other = load_dataset("npz:digits.npz", tmp_path)
         np.testing.assert_array_equal(other.images, found.images)
-        assert other.federation.num_train == 50 and other.digest != found.digest
+        assert other.num_train == 50 and other.digest != found.digest
 
 
 @pytest.mark.parametrize(
