@@ -6,7 +6,6 @@
 import gc
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ import jax
 
 from pfedafm_jax.base.errors import START_OVER, Interrupted, bad
 from pfedafm_jax.base.files import Log, check_writable, write_atomically
-from pfedafm_jax.config.config import Config
+from pfedafm_jax.base.terminal import bold, console
+from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.data.load import load_data, split
 from pfedafm_jax.engine import setup_devices
@@ -35,7 +35,7 @@ from pfedafm_jax.runs.existing import (
 from pfedafm_jax.runs.experiment import Experiment
 from pfedafm_jax.runs.loop import load, train
 from pfedafm_jax.runs.observers import Observer
-from pfedafm_jax.runs.progress import Progress, bold, console, print_summary, print_table
+from pfedafm_jax.runs.progress import Progress, print_summary, print_table
 from pfedafm_jax.runs.signals import Signals
 
 SplitOf = Callable[[Config, Dataset], Partition]
@@ -230,7 +230,7 @@ def compare(
     tasks = []
     for seed in numbers:
         for method in chosen_methods(methods):
-            one = replace(config, method=method, seed=seed)
+            one = updated(config, method=method, seed=seed)
             check_names(one, options.get("dataset"))
             task = Task(one, base / f"{method}-seed{seed}" if base else None)
             tasks.append(find_existing(task, fresh=fresh, log=log))

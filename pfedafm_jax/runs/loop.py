@@ -12,7 +12,6 @@ import numpy as np
 from pfedafm_jax.base.errors import START_OVER, Interrupted, PfedafmError, storage_error
 from pfedafm_jax.base.files import Log
 from pfedafm_jax.config.config import Machine
-from pfedafm_jax.config.method_settings import settings_of
 from pfedafm_jax.results import plots
 from pfedafm_jax.results.records import RunFolder
 from pfedafm_jax.runs.checkpoints import Checkpoints
@@ -148,7 +147,7 @@ def _save_or_stop(experiment: Experiment, checkpoints: Checkpoints, signals: Sig
 def _agree(experiment: Experiment, mine: Mapping[str, Any], fresh: bool) -> None:
     """Raises if the processes of a run differ in settings or data."""
     # Processes may differ in settings of the machine, but all must save in the same rounds.
-    own = settings_of(Machine).keys() - {"checkpoint_every"}
+    own = Machine.model_fields.keys() - {"checkpoint_every"}
     values = {name: value for name, value in mine["config"].items() if name not in own}
     values["its settings"] = values.pop(experiment.config.method)
     values |= {"data": mine["data"], "split": mine["split"], "fresh": fresh}

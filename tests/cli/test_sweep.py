@@ -10,7 +10,8 @@ import pytest
 from small import command_words
 
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.cli.commands import sweep as grid
+from pfedafm_jax.cli import sweep as grid
+from pfedafm_jax.cli.commands import sweep as sweep_command
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Partition
 from pfedafm_jax.data.load import load_data, split
@@ -18,7 +19,7 @@ from pfedafm_jax.results import plots
 
 
 def sweep(*arguments: str, **settings) -> int:
-    return grid.main([*command_words(batch_size=4, **settings), *arguments])
+    return sweep_command.main([*command_words(batch_size=4, **settings), *arguments])
 
 
 def score(point, *accuracies, diverged=None):
@@ -92,9 +93,7 @@ def test_bad_input_is_refused_before_anything_is_written(arguments, said, tmp_pa
 
 
 def test_validation_data_take_the_place_of_test_data_which_are_in_no_part():
-    config = dataclasses.replace(
-        Config(), dataset="synthetic", num_clients=10, validation_fraction=0.1
-    )
+    config = updated(Config(), dataset="synthetic", num_clients=10, validation_fraction=0.1)
     dataset = load_data(config)
     whole, found = split(config, dataset), grid.validation_split(config, dataset)
     assert isinstance(found, Partition)
@@ -126,9 +125,9 @@ def test_the_best_mean_over_seeds_is_chosen_and_a_diverged_setting_never():
 def test_a_split_from_a_file_is_cut_for_validation(tmp_path):
     config = Config(dataset="synthetic", num_clients=10, validation_fraction=0.1)
     dataset, path = load_data(config), tmp_path / "mine.npz"
-    whole = split(dataclasses.replace(config, validation_fraction=0.0), dataset)
+    whole = split(updated(config, validation_fraction=0.0), dataset)
     whole.save(path)
-    own = dataclasses.replace(config, partition=str(path))
+    own = updated(config, partition=str(path))
     found, again = (grid.validation_split(own, dataset) for _ in range(2))
     for client in range(10):
         rows = np.concatenate([found.train[client], found.test[client]])

@@ -28,11 +28,11 @@ def test_who_drops_out_depends_on_seed_and_round_alone():
     share = np.mean([len(dropped) / 20 for _, dropped in rounds])
     assert abs(share - 0.3) < 0.03  # of 4,000: three deviations are 0.022
     assert rounds == [participants_of(HALF, t) for t in range(200)]
-    assert rounds != [participants_of(replace(HALF, seed=3), t) for t in range(200)]
-    assert participants_of(replace(HALF, dropout=0.0), 5)[1] == []
+    assert rounds != [participants_of(updated(HALF, seed=3), t) for t in range(200)]
+    assert participants_of(updated(HALF, dropout=0.0), 5)[1] == []
     assert participants_of(HALF, 5, given=[7, 3]) == ([7, 3], [])
     with pytest.raises(PfedafmError, match=r"dropout = 1\.0 cannot be used"):
-        replace(HALF, dropout=1.0).check()
+        updated(HALF, dropout=1.0)
 
 
 def test_rounds_are_recorded_shown_and_drawn_whoever_is_left():
@@ -95,13 +95,13 @@ def test_a_record_without_anyone_dropped_is_as_it_always_was():
 
 def test_all_given_take_part_whatever_the_chance():
     programs = small_programs("standalone")
-    losing = replace(programs, config=replace(programs.config, dropout=0.9))
+    losing = replace(programs, config=updated(programs.config, dropout=0.9))
     assert same(play(losing, [0, 1]), play(programs, [0, 1]))
 
 
 def test_the_plain_loop_loses_the_same():
     programs = small_programs("standalone")
-    losing = replace(programs, config=replace(programs.config, dropout=0.6))
+    losing = replace(programs, config=updated(programs.config, dropout=0.6))
     for number in range(1, 5):
         stayed, dropped = participants_of(losing.config, number)
         _, result = plain.run_round(losing, engine.start(losing), number)

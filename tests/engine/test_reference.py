@@ -62,7 +62,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", slow_but(("paper",), SETTINGS))
 def test_engine_equals_algorithm_1(config, dataset, partition, name):
-    programs = build(changed(config, **SETTINGS[name]).check(), dataset, partition)
+    programs = build(changed(config, **SETTINGS[name]), dataset, partition)
     # Drawn for three rounds, or chosen so that two come back in another order.
     draws = [None] * 3 if name == "paper" else [[2, 0, 3], [3, 1, 0]]
     (one, ours), (two, theirs) = play(engine, programs, draws), play(algorithm1, programs, draws)
@@ -82,7 +82,7 @@ def test_engine_equals_algorithm_1_with_a_network_of_the_paper(config):
     partition = Partition((rows[:12], rows[12:24]), (rows[24:40], rows[40:56]), (rows[:0],) * 2)
     networks = {"architectures": ("cnn5",), "shared_extractor": "cnn5", "feature_size": 500}
     config = changed(config, num_clients=2, participation=1.0, batch_size=6, **networks)
-    config = dataclasses.replace(config, local_epochs=1, learning_rate=0.01)
+    config = updated(config, local_epochs=1, learning_rate=0.01)
     programs = build(config, dataset, partition)
     one, [ours] = play(engine, programs, [None])
     two, [theirs] = play(algorithm1, programs, [None])
@@ -187,7 +187,7 @@ def test_sgd_and_clipping_by_hand():
     ("aggregation", "expected"), [("samples", [21, 5, 29]), ("uniform", [1, 1, 1])]
 )
 def test_weights_of_the_average(config, dataset, partition, aggregation, expected):
-    programs = build(dataclasses.replace(config, aggregation=aggregation), dataset, partition)
+    programs = build(updated(config, aggregation=aggregation), dataset, partition)
     assert plain.weights(programs, [0, 3, 2]) == expected
 
 

@@ -24,6 +24,7 @@ from small import start as start_of
 
 from pfedafm_jax import engine
 from pfedafm_jax.base.errors import PfedafmError
+from pfedafm_jax.config.config import updated
 from pfedafm_jax.engine import build, run_round
 from pfedafm_jax.engine.reference import plain
 from pfedafm_jax.engine.round import participants_of
@@ -88,7 +89,7 @@ def rounds_of(config):
 
 
 def test_whoever_drops_out_stays_as_it_was_and_has_no_part(programs):
-    losing = replace(programs, config=replace(programs.config, dropout=0.6))
+    losing = replace(programs, config=updated(programs.config, dropout=0.6))
     some, every = rounds_of(losing.config)
     stayed, dropped = participants_of(losing.config, some)
     state, result = run_round(losing, engine.start(losing), some)
@@ -183,7 +184,7 @@ def test_the_loss_of_a_visit_by_hand(method, programs):
     rng, method_itself = np.random.default_rng(1), replace(programs.method, training=still)
     if method == "pfedafm":
         client["mix"] = np.full_like(client["mix"], 0.25)
-        own = replace(method_itself.settings, mix_learning_rate=0.0)
+        own = method_itself.settings.model_copy(update={"mix_learning_rate": 0.0})
         method_itself = replace(method_itself, settings=own)
     for rows, known in (("class_scores", "class_known"), ("prototypes", "prototype_known")):
         if rows in server:

@@ -19,6 +19,7 @@ from small import (
 
 from pfedafm_jax import engine
 from pfedafm_jax.base.errors import PfedafmError
+from pfedafm_jax.config.config import updated
 from pfedafm_jax.engine import build
 from pfedafm_jax.methods.server_optimizer import (
     MEMORY,
@@ -123,7 +124,7 @@ def test_a_running_mean_changes_evaluations_of_all_clients_and_no_training():
 
 def test_a_round_that_everybody_leaves_moves_nothing():
     made = programs(**MOMENTUM)
-    made = replace(made, config=replace(made.config, dropout=0.999))
+    made = replace(made, config=updated(made.config, dropout=0.999))
     state = engine.start(made)
     state, _ = engine.run_round(programs(**MOMENTUM), state, 0, [0, 1])
     before = jax.device_get(state.server)
@@ -142,4 +143,4 @@ def test_methods_whose_server_averages_no_weights_are_refused(method):
 def test_rates_are_the_usual_ones_where_none_is_named():
     config = small_config("fedavg", server_optimizer="yogi")
     assert ServerOptimizer.of(config).learning_rate == 0.01
-    assert ServerOptimizer.of(replace(config, server_learning_rate=0.3)).learning_rate == 0.3
+    assert ServerOptimizer.of(updated(config, server_learning_rate=0.3)).learning_rate == 0.3

@@ -1,6 +1,5 @@
 """The native operations and XLA's: against plain convolutions and numpy, and under every map."""
 
-import dataclasses
 from functools import partial
 
 import chex
@@ -13,6 +12,7 @@ from small import METHODS, slow_but
 
 from pfedafm_jax import engine
 from pfedafm_jax.base.errors import PfedafmError
+from pfedafm_jax.config.config import updated
 from pfedafm_jax.engine.reference import plain
 from pfedafm_jax.models import kernels
 from pfedafm_jax.models.kernels import conv_pool, sgd
@@ -243,7 +243,7 @@ def test_other_numbers_are_no_other_program(form):
 
 @pytest.mark.parametrize("method", slow_but((), METHODS))
 def test_the_engine_is_the_plain_loop_with_both_forms(method, config, dataset, partition):
-    found, config = {}, dataclasses.replace(config, method=method, architectures=("small_b",))
+    found, config = {}, updated(config, method=method, architectures=("small_b",))
     for name in FORMS:
         with kernels.using(name):
             programs = engine.build(config, dataset, partition)
