@@ -276,6 +276,10 @@ class Config(Machine, Training, Clients, Data):
     def __replace__(self, /, **changes: Any) -> "Config":
         return updated(self, changes)
 
+    def __hash__(self) -> int:
+        settings = sorted(dict(self).items(), key=lambda item: item[0])
+        return hash(tuple(settings))
+
     @property
     def num_participants(self) -> int:
         """How many clients are drawn each round: K = C · N."""

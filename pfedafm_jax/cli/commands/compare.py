@@ -1,4 +1,4 @@
-"""Methods side by side, same split and seeds: `pfedafm compare --methods all`."""
+"""Methods side by side, same split and seeds: `pfedafm compare --methods paper,controls`."""
 
 from typing import Annotated, ClassVar
 
@@ -16,8 +16,9 @@ class CompareOptions(RunOptions):
         "seeds": "0,1,…",
     }
 
-    methods: tuple[str, ...] = ("all",)
-    """Which methods; all: the paper's eight."""
+    methods: tuple[str, ...] = ("paper",)
+    """Names, or paper, controls, all. paper: its eight; controls: four in which all clients have
+    one network or one extractor; all: every method."""
     seeds: tuple[Annotated[int, Ge(0), Lt(2**32)], ...] = ()
     """Several seeds give mean and deviation."""
 
