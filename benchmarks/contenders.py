@@ -25,14 +25,14 @@ class Engine:
     """The engine with its automatic settings, or with others."""
 
     def __init__(self, work: Work, **settings: Any):
-        self.config = replace(work.config, **settings)
+        self.config = updated(work.config, **settings)
         setup_devices(self.config.devices)
         self.work = work
 
     def prepare(self, batch_size: int) -> dict[str, Any]:
         """Builds and compiles everything for this batch size; returns the seconds to compile."""
         jax.clear_caches()
-        config = replace(self.config, batch_size=batch_size)
+        config = updated(self.config, batch_size=batch_size)
         form = kernels.choose(config.kernels)
         dataset, partition = self.work.dataset, self.work.partition
         self.federation = Federation.of_partition(config, dataset, partition)

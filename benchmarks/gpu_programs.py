@@ -68,7 +68,7 @@ def build_engine(options: argparse.Namespace) -> Any:
         layout=options.layout,
         clients_per_step=options.clients_per_step,
         kernels="xla",
-    ).check()
+    )
     images, labels = np.zeros((IMAGES, 32, 32, 3), np.uint8), np.arange(IMAGES) % 10
     dataset = dataset_from_arrays("empty", images, labels, images[:1], labels[:1], num_classes=10)
     rows = np.arange(IMAGES, dtype=np.int32).reshape(100, sum(SIZES))

@@ -12,7 +12,6 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from rich.table import Table
 
 from pfedafm_jax.base.errors import PfedafmError, bad, known
 from pfedafm_jax.cli.main import guarded
-from pfedafm_jax.config.config import Config
+from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Partition
 from pfedafm_jax.data.load import load_data
 from pfedafm_jax.results import plots, style
@@ -63,7 +62,7 @@ def base_config(options: argparse.Namespace) -> Config:
         local_epochs=1,
         batch_size=options.batch_size,
         seed=options.seed,
-    ).check()
+    )
 
 
 def series_of(options: argparse.Namespace, base: Config) -> dict[str, dict[int, dict[str, Any]]]:
@@ -85,7 +84,7 @@ def series_of(options: argparse.Namespace, base: Config) -> dict[str, dict[int, 
     }
     for points in found.values():
         for change in points.values():
-            replace(base, **change).check()
+            updated(base, **change)
     return {name: found[name] for name in wanted}
 
 

@@ -71,7 +71,7 @@ def settings(options: argparse.Namespace) -> Config:
         architectures=tuple(options.architectures.split(",")),
         local_epochs=options.epochs or (1 if options.quick else 2),
         seed=options.seed,
-    ).check()
+    )
 
 
 def repeats_of(options: argparse.Namespace) -> dict[str, int]:

@@ -16,12 +16,12 @@ from typing import Any
 from pfedafm_jax import Config, PfedafmError
 from pfedafm_jax.base.errors import naming
 from pfedafm_jax.base.files import write_atomically
+from pfedafm_jax.base.terminal import console
 from pfedafm_jax.cli.main import guarded
 from pfedafm_jax.config.config import updated
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.results.run import Run, flat, read_runs
 from pfedafm_jax.results.tables import markdown, percent
-from pfedafm_jax.runs.progress import console
 
 KNOBS = {
     "pfedafm": "pfedafm.mix_learning_rate",

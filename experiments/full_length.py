@@ -32,12 +32,12 @@ from paper.by_seed import OURS
 
 from pfedafm_jax import PfedafmError
 from pfedafm_jax.base.files import write_atomically
+from pfedafm_jax.base.terminal import console
 from pfedafm_jax.cli import options
 from pfedafm_jax.cli.main import guarded
 from pfedafm_jax.results import plots, style
 from pfedafm_jax.results.run import Run, differing, read_runs
 from pfedafm_jax.results.tables import human, markdown, percent
-from pfedafm_jax.runs.progress import console
 
 CHOSEN = "method", "seed", "learning_rate", "weight_decay"  # may differ, beside methods' own
 DRAWS = 1000  # of as many rounds as a run has, to see what a maximum over rounds is worth

@@ -24,13 +24,13 @@ from paper.by_seed import OURS
 from pfedafm_jax import PfedafmError, TrainedRun, load_data, load_run
 from pfedafm_jax.base.errors import bad
 from pfedafm_jax.base.files import write_atomically
+from pfedafm_jax.base.terminal import console
 from pfedafm_jax.cli import options
 from pfedafm_jax.cli.main import guarded
 from pfedafm_jax.data.load import held_out
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.results import style
 from pfedafm_jax.results.tables import markdown, mean_and_deviation, percent
-from pfedafm_jax.runs.progress import console
 
 
 def joined(run: TrainedRun, visits: int, data_dir: str | None) -> np.ndarray:

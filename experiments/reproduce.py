@@ -13,13 +13,13 @@ from paper.study import SCALES, Found, Scale, Study, estimator, name_of
 from pfedafm_jax import setup_devices
 from pfedafm_jax.base.errors import bad, known
 from pfedafm_jax.base.files import check_writable
-from pfedafm_jax.cli import options
+from pfedafm_jax.base.terminal import console
 from pfedafm_jax.cli.main import guarded
 from pfedafm_jax.methods import chosen_methods
 from pfedafm_jax.results.run import Run
 from pfedafm_jax.runs.drive import run_all
 from pfedafm_jax.runs.existing import Task, find_existing
-from pfedafm_jax.runs.progress import console, in_words, print_table
+from pfedafm_jax.runs.progress import in_words, print_table
 from pfedafm_jax.runs.signals import Signals
 
 
@@ -56,6 +56,14 @@ def rounds_of(scale: Scale) -> str:
     return " to ".join(map(str, sorted({*scale.rounds.values()})))
 
 
+def read_seeds(text: str) -> list[int] | None:
+    """`0,1,2` as numbers, without repetition; None for an empty text."""
+    try:
+        return list(dict.fromkeys(int(seed) for seed in text.split(","))) if text else None
+    except ValueError:
+        raise bad("seeds", text, "whole numbers like 0,1,2") from None
+
+
 def study_of(asked: argparse.Namespace) -> Study:
     """The command line, checked."""
     if asked.scale not in SCALES:
@@ -69,7 +77,7 @@ def study_of(asked: argparse.Namespace) -> Study:
             raise bad("datasets", name, known(name, numbers.DATASETS))
     methods = chosen_methods(asked.methods) if asked.methods else None
     base = Path(asked.run_dir or f"runs/reproduce-{scale.name}")
-    given = methods, options.seeds(asked.seeds), asked.rounds, asked.data_dir, asked.only_finished
+    given = methods, read_seeds(asked.seeds), asked.rounds, asked.data_dir, asked.only_finished
     return Study(scale, base, datasets, *given)
 
 

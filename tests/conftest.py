@@ -11,7 +11,8 @@ import pytest
 
 from pfedafm_jax import methods
 from pfedafm_jax.base.files import default_cache_dir
-from pfedafm_jax.config.config import METHOD_SETTINGS, Config
+from pfedafm_jax.config import method_settings
+from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import Dataset, Partition, dataset_from_arrays
 from pfedafm_jax.data.sources.synthetic import make_synthetic
 from pfedafm_jax.engine.programs import compiled
@@ -105,10 +106,8 @@ def registered(monkeypatch):
     """Methods and extractors that a test registers are unknown again after it."""
     monkeypatch.setattr(architecture, "_EXTRACTORS", dict(architecture._EXTRACTORS))
     monkeypatch.setattr(methods, "_METHODS", dict(methods._METHODS))
-    before = dict(METHOD_SETTINGS)
+    monkeypatch.setattr(method_settings, "_registered", dict(method_settings._registered))
     yield
-    METHOD_SETTINGS.clear()
-    METHOD_SETTINGS.update(before)
     architecture.describe.cache_clear()
 
 

@@ -5,10 +5,13 @@ from pathlib import Path
 
 from tiny_command import SETTINGS
 
-from pfedafm_jax.cli.flags import every_setting
-from pfedafm_jax.config.config import METHOD_SETTINGS, Config
-from pfedafm_jax.config.method_settings import settings_of
+from pfedafm_jax.config.config import Config
+from pfedafm_jax.config.method_settings import every_method
 
+EVERY_SETTING = [
+    *Config.model_fields,
+    *(f"{method}.{name}" for method, kind in every_method().items() for name in kind.model_fields),
+]
 PIECES = [*"$[]{}%\\<>&\n' \"#=-.~", "$x$", "[/bold]", "[red]", "é", "日本", "\u202e", "\x1b[31m", "\udcff",
           "a", "run", "x" * 255, "x" * 256, "..", "%s", "{0}", "&amp;", "<b>", "\\n", "*", "?"]  # fmt: skip
 VALUES = ["0", "1", "-1", "2", "3.5", "1e-3", "nan", "inf", "9" * 400, "none", "true", "", "all", "0,1",
@@ -25,7 +28,7 @@ def random_line(draw: random.Random, trained: Path) -> tuple[list[str], bool]:
         ["run", "compare", "sweep", "plot", "report", "predict", "export", "join"]
     )
     where = draw.choice([str(trained), str(trained), nasty(draw), str(trained.parent)])
-    flags = [f"--{name.replace('_', '-')}" for name in every_setting()]
+    flags = [f"--{name.replace('_', '-')}" for name in EVERY_SETTING]
     if command in ("run", "compare", "sweep"):
         real = draw.random() < 0.03
         words = [*SETTINGS, "--rounds", "1"] if real else []
@@ -53,7 +56,7 @@ def random_line(draw: random.Random, trained: Path) -> tuple[list[str], bool]:
 
 
 def random_toml(draw: random.Random) -> bytes:
-    names = [*settings_of(Config), *METHOD_SETTINGS, "unknown", "pfedafm.mix_fixed", ""]
+    names = [*Config.model_fields, *every_method(), "unknown", "pfedafm.mix_fixed", ""]
     values = [
         "1",
         "-5",

@@ -74,9 +74,7 @@ def small_config(method: str, preset: str | None = None, **changes) -> Config:
     """The small setting for a method, with its settings of above or those of a preset."""
     own = {method: OWN[method]} if method in OWN else {}
     config = with_preset(SMALL, preset) if preset else updated(SMALL, own)
-    return updated(
-        config, {"local_epochs": 2, "batch_size": 4, "method": method, **changes}
-    ).check()
+    return updated(config, {"local_epochs": 2, "batch_size": 4, "method": method, **changes})
 
 
 @cache

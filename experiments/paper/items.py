@@ -13,8 +13,8 @@ from paper import case_studies, comparisons, fig_theory, tables
 from paper.outcome import Outcome, Table
 from paper.study import Found, Study
 from pfedafm_jax.base.files import write_atomically
+from pfedafm_jax.base.terminal import console
 from pfedafm_jax.runs.existing import Task
-from pfedafm_jax.runs.progress import console
 
 Tasks = Callable[[Study], dict[tuple[Any, ...], Task]]
 

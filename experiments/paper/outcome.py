@@ -8,10 +8,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pfedafm_jax.base.files import write_atomically
+from pfedafm_jax.base.terminal import console
 from pfedafm_jax.results import plots, style
 from pfedafm_jax.results.run import Run
 from pfedafm_jax.results.tables import markdown, mean_and_deviation, percent
-from pfedafm_jax.runs.progress import console, print_table
+from pfedafm_jax.runs.progress import print_table
 
 PAPER = style.BLACK  # the paper's own numbers in pictures
 BEST, LAST_TEN = "best_mean_accuracy", "last_ten_mean_accuracy"

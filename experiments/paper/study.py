@@ -1,6 +1,5 @@
 """Which runs the paper's tables and figures need, how long and how much: scales, folders, time."""
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,25 +65,25 @@ class Scale:
 
 
 def _as_in_the_file(config: Config, num_clients: int) -> Config:
-    return dataclasses.replace(config, num_clients=num_clients)
+    return updated(config, num_clients=num_clients)
 
 
 def _full(config: Config, num_clients: int) -> Config:
     chosen = {"local_epochs": 4, "flip": True, "crop": True}  # experiments/results/epochs.md
-    return dataclasses.replace(config, num_clients=num_clients, **chosen)
+    return updated(config, num_clients=num_clients, **chosen)
 
 
 def _as_in_the_paper(config: Config, num_clients: int) -> Config:
     participation = numbers.COLUMNS[num_clients]
     config = with_preset(config, "paper")
-    return dataclasses.replace(config, num_clients=num_clients, participation=participation)
+    return updated(config, num_clients=num_clients, participation=participation)
 
 
 def _smoke(config: Config, num_clients: int) -> Config:
     if MINIATURE not in extractor_names():
         register_extractor(MINIATURE, Miniature(hidden=24))
     many = config.dataset == "cifar100"
-    return dataclasses.replace(
+    return updated(
         config,
         dataset="synthetic",
         synthetic_samples=320,
@@ -98,7 +97,6 @@ def _smoke(config: Config, num_clients: int) -> Config:
         local_epochs=2,
         batch_size=4,  # so small that a short last batch needs no program of its own
         learning_rate=0.05,
-        settings=(),  # learning rates of some methods
         devices=1,
     )
 
@@ -182,7 +180,7 @@ class Study:
         config = updated(usual, changes)
         variation = "" if changes and config == usual else variation
         rounds = self.rounds or self.scale.rounds[dataset]
-        config = dataclasses.replace(config, method=method, seed=seed, rounds=rounds)
+        config = updated(config, method=method, seed=seed, rounds=rounds)
         place = f"{name}-n{column}{'-' if variation else ''}{variation}"
         return Task(check_names(config), self.base / place / f"{method}-seed{seed}")
 

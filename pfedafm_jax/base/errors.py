@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 START_OVER = "--fresh (from Python: fresh=True) starts over"  # said if a run cannot be resumed
 
 
@@ -100,14 +98,19 @@ def storage_error(what: str, folder: Path, error: BaseException) -> StorageError
     )
 
 
-def bad(setting: str, value: Any, accepted: str) -> PfedafmError:
+def bad(setting: str, value: object, accepted: str) -> PfedafmError:
     """The error for a bad setting: its name, its value, what is accepted."""
-    return PfedafmError(f"{setting} = {value!r} cannot be used; accepted: {accepted}")
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of more than 4300 digits
+        text = "a number of thousands of digits"
+    return PfedafmError(f"{setting} = {text} cannot be used; accepted: {accepted}")
 
 
 def whole(setting: str, value: Any, limit: int, accepted: str) -> int:
     """A whole number from 0 to below the limit, Python's or numpy's; raises for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < limit:
+    is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
+    if not is_whole or not 0 <= value < limit:
         raise bad(setting, value, accepted)
     return int(value)
 

@@ -11,15 +11,16 @@ from typing import Any
 
 import jax
 import numpy as np
+from pydantic import BaseModel
 
 from pfedafm_jax.base.errors import START_OVER, PfedafmError
 
 
 def register(kind: type, numbers: Callable[[type], Iterable[str]]) -> None:
-    """Registers a dataclass as a pytree.
+    """Registers a dataclass, or a pydantic model, as a pytree.
 
     Args:
-        kind: the dataclass.
+        kind: the class.
         numbers: given the class, returns the names of the fields that are leaves or trees of
             leaves; called at each flattening, since a class registers before its fields are known.
             A field that is None has no leaf: whether a number is given is part of the structure.
@@ -27,17 +28,28 @@ def register(kind: type, numbers: Callable[[type], Iterable[str]]) -> None:
 
     def flatten(one: Any) -> tuple[tuple, tuple]:
         names = tuple(numbers(kind))
-        others = (f.name for f in dataclasses.fields(kind) if f.name not in names)
+        others = (name for name in field_names(kind) if name not in names)
         rest = tuple((name, getattr(one, name)) for name in others)
         return tuple(getattr(one, name) for name in names), (names, rest)
 
     def unflatten(structure: tuple, leaves: Iterable[Any]) -> Any:
         names, rest = structure
-        one = object.__new__(kind)  # skips the checks of `__init__`: leaves may be tracers
-        vars(one).update(dict(rest), **dict(zip(names, leaves, strict=True)))
+        values = dict(rest) | dict(zip(names, leaves, strict=True))
+        # Without checks: leaves may be tracers.
+        if issubclass(kind, BaseModel):
+            return kind.model_construct(**values)
+        one = object.__new__(kind)
+        vars(one).update(values)
         return one
 
     jax.tree_util.register_pytree_node(kind, flatten, unflatten)
+
+
+def field_names(kind: type) -> list[str]:
+    """The fields of a dataclass or of a pydantic model."""
+    if issubclass(kind, BaseModel):
+        return list(kind.model_fields)
+    return [field.name for field in dataclasses.fields(kind)]
 
 
 def as_numbers(tree: Any) -> Any:

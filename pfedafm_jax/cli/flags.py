@@ -1,137 +1,248 @@
-"""Settings as command-line flags: spelling, grouping in the help, parsing."""
+"""Flags from models: every field of a `Checked` model is a flag, its text the help.
 
-import argparse
-import itertools
-from functools import partial
-from textwrap import fill, shorten
-from typing import Any, NoReturn
+Cyclopts splits the words of a command line, knows spellings (`--learning_rate`, `--no-flip`) and
+draws the help; pydantic reads the values, so that a flag has the range and the error of its setting.
+"""
 
-from pfedafm_jax.base.errors import PfedafmError, suggestion
-from pfedafm_jax.config.config import GROUPS, METHOD_SETTINGS, Config
-from pfedafm_jax.config.method_settings import Setting, settings_of
-from pfedafm_jax.models.architecture import extractor_names
+import inspect
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, get_origin
 
-ALIASES = {
-    "lr": "learning-rate", "epochs": "local-epochs", "batch": "batch-size", "bs": "batch-size",
-    "clients": "num-clients", "fraction": "participation", "wd": "weight-decay", "data": "dataset",
-    "model": "architectures", "models": "architectures", "arch": "architectures",
-    "lr-mix": "pfedafm.mix-learning-rate", "mix-lr": "pfedafm.mix-learning-rate",
-    "output": "run-dir", "out": "run-dir", "algorithm": "method",
-}  # fmt: skip
-"""Common alternative names → ours."""
+import cyclopts
+from cyclopts import App, Group, Parameter
+from pydantic.fields import FieldInfo
 
-IN_SHORT = (
-    "method", "dataset", "partition", "classes_per_client", "gamma", "protocol", "num_clients",
-    "participation", "architectures", "shared_extractor", "rounds", "local_epochs", "batch_size",
-    "learning_rate", "seed", "eval_every", "devices", "checkpoint_every",
-)  # fmt: skip
-"""Settings that `--help` shows; `--help-all` shows all of them."""
+from pfedafm_jax.base.checked import Checked, may_be_none, texts_of
+from pfedafm_jax.base.errors import PfedafmError, bad, suggestion
+from pfedafm_jax.base.terminal import console
+from pfedafm_jax.cli.page import WIDTH, Page, first_sentence
+
+LONGEST_VALUE = 16
+"""Of a longer value the short help shows the beginning."""
 
 
-class Formatter(argparse.HelpFormatter):
-    """Help in 80 columns; a list of names is shown as `A,B`, not `A,B [A,B ...]`."""
+@dataclass(frozen=True)
+class FlagGroup:
+    """The flags of one model, under one heading of the help."""
 
-    def __init__(self, prog: str):
-        super().__init__(prog, max_help_position=28, width=80)
-
-    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        several = action.nargs == "+"
-        return str(action.metavar) if several else super()._format_args(action, default_metavar)
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser that raises `PfedafmError`, without printing the usage."""
-
-    def __init__(self, **more: Any):
-        usual: Any = {"add_help": False, "allow_abbrev": False, "usage": argparse.SUPPRESS}
-        super().__init__(formatter_class=Formatter, **usual, **more)
-
-    def error(self, message: str) -> NoReturn:
-        raise PfedafmError(message)
+    heading: str
+    kind: type[Checked]
+    prefix: str = ""
+    """What stands before each name: `fml.` for `--fml.alpha`."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """What the help shows as the present values; those that are missing have their defaults."""
+    names: Sequence[str] | None = None
+    """The fields that are flags of this group; None: all of them."""
+    positional: Sequence[str] = ()
+    """The fields that are no flags but words by their place, `RUN`."""
+    repeated: Sequence[str] = ()
+    """Lists whose items may have commas: the flag is repeated for each item."""
+    aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Other names that people type, by field: `{"learning_rate": ["lr"]}`."""
 
 
-def every_setting() -> dict[str, Setting]:
-    """All settings by name, `fml.alpha` for one of a method."""
-    kinds = {"": Config, **{f"{method}.": kind for method, kind in METHOD_SETTINGS.items()}}
-    return {
-        prefix + name: setting
-        for prefix, kind in kinds.items()
-        for name, setting in settings_of(kind).items()
-    }
+def read_flags(
+    groups: Sequence[FlagGroup], words: Sequence[str], ignore_unknown: bool = False
+) -> dict[str, Any]:
+    """The values of the flags among these words, by name, `{"rounds": 5, "fml.alpha": 0.3}`.
 
-
-def add_settings(parser: Parser, config: Config, everything: bool = True) -> None:
-    """Adds a flag for every setting (`--fml.alpha`), grouped, with the values of `config`.
-
-    `everything`: with full texts and rare settings, for `--help-all`.
+    Args:
+        groups: the flags that exist.
+        words: the words of a command line behind the command's name.
+        ignore_unknown: leave out what is no flag of these groups, instead of raising.
     """
-    owners: list[Any] = [(kind.__name__, "", config, kind) for kind in GROUPS]
-    for method, kind in METHOD_SETTINGS.items():
-        owners.append((f"Method {method}", f"{method}.", getattr(config, method), kind))
-    for heading, prefix, owner, kind in owners:
-        group = parser.add_argument_group(heading)
-        for name, setting in settings_of(kind).items():
-            value, text = getattr(owner, name), setting.help
-            shown = ",".join(value) if isinstance(value, tuple) else str(value)
-            shown = shown.lower() if isinstance(value, bool | None) else shown
-            if not everything:
-                text = shorten(text.split(". ")[0], 51, placeholder=" …")
-            if not everything and prefix + name not in IN_SHORT:
-                text = argparse.SUPPRESS
-            more: dict[str, Any] = {"type": partial(setting.read, prefix=prefix)}
-            more["metavar"] = shorten(shown, 20) or "…"
-            if setting.kind is tuple:
-                more |= {"nargs": "+", "metavar": shown if everything else "A,B"}
-            elif setting.kind is bool:
-                more |= {"nargs": "?", "const": True}
-            names: dict[str, Any] = {"dest": prefix + name, "help": text.replace("%", "%%")}
-            names["default"] = argparse.SUPPRESS
-            flag = prefix + name.replace("_", "-")
-            group.add_argument(f"--{flag}", **names, **more)
-            if setting.kind is bool:
-                names["help"] = argparse.SUPPRESS
-                group.add_argument(f"--no-{flag}", action="store_false", **names)
+    app = _app(groups)
+    try:
+        if ignore_unknown:
+            _, bound, _, _ = app.parse_known_args(words)
+        else:
+            _, bound, _ = app.parse_args(words)
+    except cyclopts.CycloptsError as error:
+        raise _refused(error) from None
+    texts: dict[tuple[type[Checked], str], dict[str, Any]] = {}
+    for group in groups:  # several may have parts of one model
+        texts_of_model = texts.setdefault((group.kind, group.prefix), {})
+        for name in _names(group):
+            words_of_flag = bound.arguments.get(_identifier(group.prefix + name))
+            if isinstance(words_of_flag, str):  # a positional argument
+                words_of_flag = [words_of_flag]
+            if not words_of_flag:
+                continue
+            if name not in group.repeated:
+                words_of_flag = as_pydantic_reads(group.kind, name, words_of_flag)
+            texts_of_model[name] = words_of_flag
+    values = {}
+    for (kind, prefix), texts_of_model in texts.items():
+        if texts_of_model:
+            model = kind.model_validate(texts_of_model, strict=False)  # a text may be a number
+            values |= {prefix + name: getattr(model, name) for name in texts_of_model}
+    return values
 
 
-def spelled(word: str) -> str:
-    """An argument in canonical spelling: `--learning_rate=1`, `--lr=1` → `--learning-rate=1`."""
-    if not word.startswith("--"):
-        return word
-    flag, equals, value = word[2:].partition("=")
-    method, dot, name = flag.removeprefix("no-").rpartition(".")
-    method, name = method.replace("-", "_"), name.replace("_", "-")
-    # --fml.no-detach-targets
-    off = "no-" if flag.startswith("no-") or (dot and name.startswith("no-")) else ""
-    name = name.removeprefix("no-") if dot else name
-    name = ALIASES.get(name, name)
-    name = name.rpartition(".")[2] if dot else name  # --pfedafm.mix-lr: the alias has it, too
-    return f"--{off}{method}{dot}{name}{equals}{value}"
+def print_help(
+    groups: Sequence[FlagGroup],
+    usage: str,
+    description: str,
+    short: Iterable[str] | None = None,
+    epilogue: Sequence[str] = (),
+) -> None:
+    """Prints the help page of a command.
+
+    Args:
+        groups: its flags.
+        usage: what to type, `pfedafm run [--SETTING VALUE …]`.
+        description: what it does.
+        short: full names of the flags to show, with the first sentence of their text; None: all
+            flags, with all of it.
+        epilogue: paragraphs that stand below.
+    """
+    app = _app(groups, short)
+    app.usage = f"usage: {usage}"
+    app.help = description.strip()
+    app.help_print([], console=console)
+    if epilogue:
+        print()
+    for paragraph in epilogue:
+        print(textwrap.fill(paragraph, WIDTH, subsequent_indent="  ", break_on_hyphens=False))
 
 
-def print_help(parser: Parser, program: str, description: str, everything: bool) -> None:
-    """Prints options and settings in groups; `everything`: also rare ones and those of methods."""
-    print(f"usage: {program} [--config NAME] [--SETTING VALUE ...]\n\n{description.strip()}\n")
-    print(parser.format_help().strip() + "\n")
-    for what, names in (("methods", METHOD_SETTINGS), ("architectures", extractor_names())):
-        print(fill(f"{what}: {', '.join(names)}", 80, subsequent_indent="  "))
-    more = "--help-all: every setting, and those of each method, such as --fml.alpha 0.3"
-    print("--SETTING alone switches on, --no-SETTING off" if everything else more)
+def as_pydantic_reads(kind: type[Checked], name: str, words: Sequence[Any]) -> Any:
+    """The words of a flag as pydantic reads them, not strictly, for a field.
+
+    Args:
+        kind: the model.
+        name: its field.
+        words: all that were given for this flag, texts, or true and false of a switch. Lists take
+            all of them, and the commas inside; of other fields the last one counts.
+    """
+    if is_list(kind.model_fields[name]):
+        return tuple(item for word in words for item in word.split(","))
+    last = words[-1]
+    if may_be_none(kind, name) and str(last).lower() == "none":
+        return None
+    return last
 
 
-def given(parser: Parser, words: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    """The settings that these arguments give, `{"fml.alpha": 0.3}`, beside the options."""
-    found, unknown = parser.parse_known_args(words)
-    if unknown:
-        flag = unknown[0].partition("=")[0]
-        if not flag.startswith("-"):
-            usual = "settings are given as --SETTING VALUE"
-            raise PfedafmError(f"{unknown[0]!r} belongs to no option; {usual}")
-        flags = list(parser._option_string_actions)
-        near = suggestion(flag, flags)
-        near = near or suggestion(flag, [word.rpartition(".")[2] for word in flags])
-        raise PfedafmError(f"unknown option {flag}{near}; --help and --help-all say what there is")
-    values = {name: value for name, value in vars(found).items() if name not in vars(options)}
-    return {  # names may also have spaces between them
-        name: tuple(itertools.chain(*value)) if isinstance(value, list) else value
-        for name, value in values.items()
-    }
+def read_text(kind: type[Checked], name: str, text: str) -> Any:
+    """The value of one field from a text, as a flag of this name would have it.
+
+    >>> from pfedafm_jax.config.config import Training
+    >>> read_text(Training, "rounds", "3")
+    3
+    """
+    texts = {name: as_pydantic_reads(kind, name, [text])}
+    return getattr(kind.model_validate(texts, strict=False), name)
+
+
+def is_list(field_info: FieldInfo) -> bool:
+    """Whether a field is a list of names."""
+    return get_origin(field_info.annotation) is tuple
+
+
+def _names(group: FlagGroup) -> Sequence[str]:
+    return list(group.kind.model_fields) if group.names is None else group.names
+
+
+def _identifier(name: str) -> str:
+    return name.replace(".", "__")
+
+
+def _app(groups: Sequence[FlagGroup], short: Iterable[str] | None = None) -> App:
+    """An application whose only command takes these flags."""
+    shown = None if short is None else set(short)
+    parameters = []
+    headings: dict[str, Group] = {}
+    for group in groups:
+        heading = Group(group.heading, sort_key=len(headings))
+        heading = headings.setdefault(group.heading, heading)
+        for name in _names(group):
+            full_name = group.prefix + name
+            visible = shown is None or full_name in shown
+            parameter = _parameter(group, name, heading, visible, short is not None)
+            parameters.append(parameter)
+
+    def command(**flags: Any) -> None:
+        """Takes the flags; `read_flags` reads them from the binding."""
+
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    app = App(
+        help_flags=[],
+        version_flags=[],
+        exit_on_error=False,
+        print_error=False,
+        help_format="plaintext",
+        help_formatter=Page(),
+    )
+    app.default(command)
+    return app
+
+
+def _parameter(
+    group: FlagGroup, name: str, heading: Group, visible: bool, short: bool
+) -> inspect.Parameter:
+    """A keyword of the command function, with all that cyclopts knows of the flag."""
+    field_info = group.kind.model_fields[name]
+    is_switch = field_info.annotation is bool
+    text = texts_of(group.kind)[name]
+    if field_info.is_required() and name not in group.positional:
+        text += " Required."
+    shown = _shown(group.values.get(name, field_info.default))
+    if short and len(shown) > LONGEST_VALUE:
+        shown = shown.partition(",")[0][:LONGEST_VALUE] + ",…"
+    names = [name, *group.aliases.get(name, [])]
+    flag = Parameter(
+        name=[f"--{group.prefix}{each}".replace("_", "-") for each in names],
+        negative=[f"--{group.prefix}no-{name}".replace("_", "-")] if is_switch else [],
+        group=heading,
+        show=visible,
+        help=first_sentence(text) if short else text,
+        metavar=shown,
+        show_default="on" if is_switch and shown == "true" else False,
+        consume_multiple=is_list(field_info) and name not in group.repeated,
+        json_list=False,
+    )
+    identifier = _identifier(group.prefix + name)
+    if name in group.positional:
+        kind = list[str] if is_list(field_info) else str
+        annotation = Annotated[kind, Parameter(name=shown, group=heading, help=text)]
+        place = inspect.Parameter.POSITIONAL_ONLY
+        return inspect.Parameter(identifier, place, annotation=annotation)
+    # Lists, so that the last word counts where a flag is given twice.
+    kind = list[bool] if is_switch else list[str]
+    place = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(identifier, place, default=[], annotation=Annotated[kind, flag])
+
+
+def _shown(value: Any) -> str:
+    """A value as one types it."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return str(value)
+
+
+def _refused(error: cyclopts.CycloptsError) -> PfedafmError:
+    """The error for words that are no flags, in our sentence."""
+    if isinstance(error, cyclopts.UnknownOptionError):
+        flag = (error.token.keyword or error.token.value).partition("=")[0]
+        known_flags = [name for argument in error.argument_collection for name in argument.names]
+        near = suggestion(flag, known_flags)
+        if not near:  # `--alpha` for `--fml.alpha`
+            without_method = {
+                f"--{name.rpartition('.')[2]}".replace("----", "--"): name for name in known_flags
+            }
+            near = suggestion(flag, without_method)
+        return PfedafmError(f"unknown option {flag}{near}; --help and --help-all say what there is")
+    if isinstance(error, cyclopts.MissingArgumentError) and error.argument is not None:
+        is_flag = error.argument.name.startswith("--")
+        return PfedafmError(f"{error.argument.name} {'needs a value' if is_flag else 'is missing'}")
+    if isinstance(error, cyclopts.UnusedCliTokensError):
+        word = (error.unused_tokens or ["?"])[0]
+        usual = "settings are given as --SETTING VALUE, switches as --flip or --no-flip"
+        return PfedafmError(f"{word!r} belongs to no option; {usual}")
+    if isinstance(error, cyclopts.CoercionError) and error.token is not None:
+        return bad(str(error.token.keyword), error.token.value, "true or false")
+    return PfedafmError(str(error))

@@ -1,139 +1,339 @@
-"""What the commands share: options and settings from the command line."""
+"""The command line of the commands that train: settings as flags, and the options beside them.
 
-import argparse
+Imports of JAX stand inside functions, so that the help does not wait for it.
+"""
+
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
 
-import jax
+from annotated_types import Ge
 
+from pfedafm_jax.base.checked import Checked
 from pfedafm_jax.base.errors import PfedafmError, bad
-from pfedafm_jax.base.files import check_writable
-from pfedafm_jax.cli.flags import Parser, add_settings, given, print_help, spelled
+from pfedafm_jax.base.terminal import console
+from pfedafm_jax.cli.flags import FlagGroup, print_help, read_flags
 from pfedafm_jax.cli.plugins import load_plugin
-from pfedafm_jax.config.config import CONFIGS, Config, config_names, updated
-from pfedafm_jax.config.presets import with_preset
-from pfedafm_jax.engine import join, setup_devices
-from pfedafm_jax.methods.checks import check_names
-from pfedafm_jax.runs.observers import Observer, TensorBoard, WeightsAndBiases
-from pfedafm_jax.runs.progress import console, print_table
+from pfedafm_jax.config.config import (
+    BUILT_IN_METHODS,
+    BUILT_IN_NETWORKS,
+    CONFIGS,
+    GROUPS,
+    Clients,
+    Config,
+    Data,
+    config_names,
+    merged,
+    read_settings,
+)
+from pfedafm_jax.config.method_settings import every_method
+from pfedafm_jax.config.presets import preset_settings
+
+if TYPE_CHECKING:
+    from pfedafm_jax.runs.observers import Observer
+
+HELP_FLAGS = ("--help", "-h", "--help-all")
+
+IN_SHORT_HELP = (
+    *("config", "preset", "run_dir", "data_dir", "plugin", "fresh", "tensorboard", "wandb"),
+    *("dataset", "partition", "classes_per_client", "gamma", "protocol"),
+    *("num_clients", "participation", "architectures", "shared_extractor"),
+    *("method", "rounds", "local_epochs", "batch_size", "learning_rate", "seed", "eval_every"),
+    *("devices", "checkpoint_every"),
+)
+"""What `--help` shows; `--help-all` shows everything."""
+
+ALIASES = {
+    "dataset": ["data"],
+    "num_clients": ["clients"],
+    "participation": ["fraction"],
+    "architectures": ["model", "models", "arch"],
+    "method": ["algorithm"],
+    "local_epochs": ["epochs"],
+    "batch_size": ["batch", "bs"],
+    "learning_rate": ["lr"],
+    "weight_decay": ["wd"],
+    "run_dir": ["output", "out"],
+}
+"""Other names that people type, by setting or option."""
+
+ALIASES_OF_METHODS = {"learning_rate": ["lr"], "mix_learning_rate": ["mix-lr", "lr-mix"]}
+"""The same for methods' own settings: `--fml.lr`."""
+
+
+class CommandOptions(Checked):
+    """Base of what a command takes: a field is a flag, the text below it its help."""
+
+    what: ClassVar[str] = "option"
+    heading: ClassVar[str] = "Options"
+    """What stands above the options in the help."""
+    placeholders: ClassVar[dict[str, str]] = {}
+    """What stands in the help for the value of an option, by its name."""
+    positional: ClassVar[tuple[str, ...]] = ()
+    """Options that are given by their place instead of a flag."""
+    repeated: ClassVar[tuple[str, ...]] = ("plugin",)
+    """Lists whose items may have commas: the flag is repeated for each item."""
+
+
+class RunOptions(CommandOptions):
+    """What a command that trains takes beside the settings of its run."""
+
+    heading: ClassVar[str] = "Run"
+    placeholders: ClassVar[dict[str, str]] = {
+        "config": "NAME",
+        "preset": "NAME",
+        "run_dir": "DIR",
+        "data_dir": "DIR",
+        "plugin": "FILE.py",
+        "wandb": "PROJECT",
+        "coordinator": "HOST:PORT",
+        "num_processes": "P",
+        "process_id": "I",
+    }
+
+    config: str = "hetero_cifar10"
+    """Named settings or a TOML file; alone: lists them."""
+    preset: tuple[str, ...] = ()
+    """Settings laid over it: authors_code, paper, others. Several, with commas between them, are
+    laid over it one after another."""
+    run_dir: str | None = None
+    """Where the run's files go (runs/NAME)."""
+    data_dir: str | None = None
+    """Folder or archive with the dataset."""
+    plugin: tuple[str, ...] = ()
+    """Your methods and networks (docs/extending.md)."""
+    fresh: bool = False
+    """Start over even if the run is there already."""
+    tensorboard: bool = False
+    """Write TensorBoard's files into the run folder."""
+    wandb: str | None = None
+    """Log to Weights & Biases (pip install wandb)."""
+    coordinator: str | None = None
+    """Where several processes meet; auto: as Slurm says. Each is started with the same command."""
+    num_processes: Annotated[int, Ge(1)] | None = None
+    """How many processes. Beside --coordinator ADDRESS:PORT."""
+    process_id: Annotated[int, Ge(0)] | None = None
+    """Which one this is, 0 to P - 1. Beside --coordinator ADDRESS:PORT."""
+
+
+Simple = TypeVar("Simple", bound=CommandOptions)
+AnyOptions = TypeVar("AnyOptions", bound=RunOptions)
+
+
+def read_options(
+    words: Sequence[str], command: str, description: str, kind: type[Simple]
+) -> Simple:
+    """The options of a command that has no settings; with `--help` prints it and exits.
+
+    Args:
+        words: the words behind the command's name.
+        command: the name of the command, `plot` for `pfedafm plot`.
+        description: what it does, for `--help`.
+        kind: its options.
+    """
+    groups = option_flags(kind)
+    if set(HELP_FLAGS) & set(words):
+        places = "".join(f" {kind.placeholders[name]}" for name in kind.positional)
+        print_help(groups, f"pfedafm {command}{places} [--OPTION VALUE …]", description)
+        sys.exit(0)
+    return kind(**read_flags(groups, words))
+
+
+def option_flags(kind: type[CommandOptions]) -> list[FlagGroup]:
+    """The flags of a command's options: those that it shares with others, then its own."""
+    groups = []
+    shared: set[str] = set()
+    for owner in reversed(kind.__mro__):
+        if not issubclass(owner, CommandOptions) or not owner.model_fields:
+            continue
+        names = [name for name in owner.model_fields if name not in shared]
+        shared |= set(names)
+        group = FlagGroup(
+            owner.heading,
+            kind,
+            names=names,
+            values=kind.placeholders,
+            positional=kind.positional,
+            repeated=kind.repeated,
+            aliases=ALIASES,
+        )
+        groups.append(group)
+    return groups
 
 
 @dataclass(frozen=True)
-class Options:
-    """The options on the command line that are not settings of the run."""
+class Invocation(Generic[AnyOptions]):
+    """What a command line asks for."""
 
+    config: Config
+    options: AnyOptions
     name: str
-    run_dir: Path
-    command: str  # as it was typed
-    more: argparse.Namespace  # the other options, those of a single command included
+    """The run's name, for plans, folders and observers."""
+    command: str
+    """The command as it was typed."""
+    flags: Mapping[str, Any]
+    """The settings that were given as flags, `{"fml.alpha": 0.3}`."""
 
-    def start(self, devices: int) -> dict[str, Any]:
+    @property
+    def run_dir(self) -> Path:
+        """Where the run's files go."""
+        if self.options.run_dir is not None:
+            return Path(self.options.run_dir)
+        return Path("runs") / self.name
+
+    def start(self, devices: int | None = None) -> dict[str, Any]:
         """Connects to other processes and sets up the devices; returns arguments for `run_all`.
 
         Raises if an observer that `--tensorboard` or `--wandb` asks for cannot be used.
+
+        Args:
+            devices: how many; None: as the settings say.
         """
-        if self.more.coordinator is not None:
-            join(self.more.coordinator, self.more.num_processes, self.more.process_id)
-        setup_devices(devices)
-        first = self.more.coordinator is None or jax.process_index() == 0
-        console.quiet = not first  # only process 0 prints
-        shared = {"data_dir": self.more.data_dir, "name": self.name, "command": self.command}
-        return shared | {"observers": self.observers() if first else []}
+        import jax
 
-    def observers(self) -> list[Observer]:
-        """The observers for `--tensorboard` and `--wandb`; raises if one cannot be used."""
-        found: list[Observer] = [TensorBoard()] if self.more.tensorboard else []
-        if self.more.wandb is not None:
-            found.append(WeightsAndBiases(self.more.wandb, self.more.fresh, console.print))
-        return found
+        from pfedafm_jax.engine import join, setup_devices
 
-
-def outputs(name: Path, *suffixes: str) -> list[Path]:
-    """Files of this name, `NAME.md` and others, which can be written; checked before the work."""
-    if not name.name or name.is_dir():
-        raise bad("out", str(name), f"a name for files, without {' and '.join(suffixes)}")
-    check_writable(name.parent, "out")
-    return [name.with_name(name.name + suffix) for suffix in suffixes]
+        options = self.options
+        if options.coordinator is not None:
+            join(options.coordinator, options.num_processes, options.process_id)
+        setup_devices(self.config.devices if devices is None else devices)
+        is_first = options.coordinator is None or jax.process_index() == 0
+        console.quiet = not is_first  # only process 0 prints
+        return {
+            "data_dir": options.data_dir,
+            "name": self.name,
+            "command": self.command,
+            "observers": observers(options) if is_first else [],
+        }
 
 
-def option_parser(everything: bool = True) -> Parser:
-    """Options that are not settings: configuration, folders, observers, processes."""
-    parser = Parser()
-    add = parser.add_argument_group("Run").add_argument
-    several: dict[str, Any] = {"action": "append", "default": []}
-    add("--config", nargs="?", const="", metavar="NAME",
-        help="named settings, or a TOML file; alone: list them")  # fmt: skip
-    add("--preset", metavar="NAME", help="settings laid over it: paper, authors_code, …", **several)
-    add("--run-dir", metavar="DIR", help="where the run's files go (runs/NAME)")
-    add("--data-dir", metavar="DIR", help="folder or archive with the dataset")
-    plugins = "your methods and networks (docs/extending.md)"
-    add("--plugin", metavar="FILE.py", help=plugins, **several)
-    add("--fresh", action="store_true", help="start over even if the run is there already")
-    add("--tensorboard", action="store_true", help="write TensorBoard's files into the run folder")
-    add("--wandb", metavar="PROJECT", help="log to Weights & Biases (pip install wandb)")
-    add("--coordinator", metavar="HOST:PORT",
-        help="where several processes meet; auto: as Slurm says")  # fmt: skip
-    add = parser.add_argument_group("Processes, beside --coordinator").add_argument
-    hidden = None if everything else argparse.SUPPRESS
-    add("--num-processes", type=int, metavar="P", help=hidden or "how many processes")
-    add("--process-id", type=int, metavar="I", help=hidden or "which this is, 0 to P - 1")
-    return parser
+def observers(options: RunOptions) -> "list[Observer]":
+    """The observers for `--tensorboard` and `--wandb`; raises if one cannot be used."""
+    from pfedafm_jax.runs.observers import TensorBoard, WeightsAndBiases
+
+    wanted = []
+    if options.tensorboard:
+        wanted.append(TensorBoard())
+    if options.wandb is not None:
+        wanted.append(WeightsAndBiases(options.wandb, options.fresh, console.print))
+    return wanted
 
 
 def parse(
-    argv: Sequence[str],
-    program: str,
-    description: str,
-    add_options: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
-) -> tuple[Config, Options]:
-    """Settings from `--config` and `--preset`, in this order, then from flags.
+    words: Sequence[str], command: str, description: str, kind: type[AnyOptions]
+) -> Invocation[AnyOptions]:
+    """Settings and options of a command that trains.
+
+    Settings are laid one over the other: those of `--config`, of each `--preset`, and flags.
+    Plugins are loaded before flags are read, so that settings may name what they register.
 
     Args:
-        argv: the arguments.
-        program: the name of the command, `run` for `pfedafm run`.
+        words: the words behind the command's name.
+        command: the name of the command, `run` for `pfedafm run`.
         description: what it does, for `--help`.
-        add_options: adds this command's own options to a parser; they end up in `Options.more`.
-
-    Plugins are loaded first, so that settings may name what they register.
+        kind: its options.
     """
-    words = [spelled(word) for word in argv]
-    asks_help = {"--help", "-h", "--help-all"} & set(words)
-    everything = not asks_help or "--help-all" in asks_help
-    parser = option_parser(everything)
-    add_options(parser)
-    words = [word for word in words if word not in asks_help]
-    options, _ = parser.parse_known_args(words)  # settings are known once plugins are loaded
+    groups = option_flags(kind)
+    asked_help = [word for word in words if word in HELP_FLAGS]
+    words_of_flags = [word for word in words if word not in HELP_FLAGS]
+    if words_of_flags[-1:] == ["--config"] and not asked_help:
+        print_configs()
+        sys.exit(0)
+    options = kind(**read_flags(groups, words_of_flags, ignore_unknown=True))
     for plugin in options.plugin:
         load_plugin(plugin)
+    if asked_help:
+        _print_help(groups, options, command, description, "--help-all" in asked_help)
+        sys.exit(0)
+
+    from pfedafm_jax.methods.checks import check_names
+
+    given = read_flags([*groups, *setting_flags({})], words_of_flags)
+    flags = {name: value for name, value in given.items() if name not in kind.model_fields}
     if options.coordinator is None and (options.num_processes, options.process_id) != (None, None):
         beside = "are used beside --coordinator ADDRESS:PORT, which is missing"
         raise PfedafmError(f"num_processes and process_id {beside}")
-    if options.config == "" and not asks_help:
-        print_configs()
-        sys.exit(0)
-    named = options.config or "hetero_cifar10"
+    config = check_names(Config(**layers(options, flags)))
+    is_script = sys.argv[0].endswith(f"{command}.py")
+    program = ["python", sys.argv[0]] if is_script else ["pfedafm", command]
+    name = default_name(options.config, config)
+    return Invocation(config, options, name, shlex.join([*program, *words]), flags)
 
-    def configured(flags: dict[str, Any]) -> Config:
-        # Presets go by the dataset and the architectures, which flags may have.
-        config = reduce(with_preset, options.preset, updated(Config.load(named), flags))
-        return updated(config, flags)
 
-    add_settings(parser, configured({}), everything)
-    if asks_help:
-        print_help(parser, f"pfedafm {program}", description, everything)
-        sys.exit(0)
-    config = check_names(configured(given(parser, words, options)))
-    name = default_name(named, config)
-    run_dir = Path(options.run_dir) if options.run_dir else Path("runs") / name
-    script = sys.argv[0].endswith(f"{program}.py")
-    command = ["python", sys.argv[0]] if script else ["pfedafm", program]
-    return config, Options(name, run_dir, shlex.join([*command, *argv]), options)
+def layers(options: RunOptions, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of `--config`, of each `--preset`, and of flags, laid one over the other.
+
+    Which variant of a preset it is goes by the dataset and the architectures, which flags may have.
+    """
+    settings = read_settings(options.config)
+    for preset in options.preset:
+        so_far = merged(settings, flags)
+        dataset = part_of(Data, so_far).dataset
+        architectures = part_of(Clients, so_far).architectures
+        settings = merged(settings, preset_settings(preset, dataset, architectures))
+    return merged(settings, flags)
+
+
+def part_of(kind: type[Any], settings: Mapping[str, Any]) -> Any:
+    """The part of some settings that a group has, checked by itself."""
+    return kind(**{name: settings[name] for name in kind.model_fields if name in settings})
+
+
+def setting_flags(settings: Mapping[str, Any], methods: bool = True) -> list[FlagGroup]:
+    """The flags of all settings, in groups.
+
+    Args:
+        settings: what the help shows as present values, as a file has them.
+        methods: with those of every registered method, which imports JAX.
+    """
+    groups = [FlagGroup(kind.__name__, kind, values=settings, aliases=ALIASES) for kind in GROUPS]
+    for method, kind in every_method().items() if methods else ():
+        own = settings.get(method, {})
+        heading = f"Method {method}"
+        groups.append(FlagGroup(heading, kind, f"{method}.", own, aliases=ALIASES_OF_METHODS))
+    return groups
+
+
+def _print_help(
+    groups: Sequence[FlagGroup],
+    options: RunOptions,
+    command: str,
+    description: str,
+    everything: bool,
+) -> None:
+    """Prints `--help`, or with `everything` `--help-all`, which waits for JAX."""
+    description = f"{description.strip()}\nBehind each setting stands the value that it has."
+    settings = layers(options, {})
+    usage = f"pfedafm {command} [--config NAME] [--SETTING VALUE …]"
+    groups = [*groups, *setting_flags(settings, methods=everything)]
+    names = names_in_help(registered=everything or bool(options.plugin))
+    if everything:
+        last = "Settings without a value are off: --flip switches on, --no-flip off."
+        print_help(groups, usage, description, epilogue=[*names, last])
+    else:
+        last = "--help-all: every setting, and those of each method, such as --fml.alpha 0.3"
+        own_options = type(options).model_fields.keys() - RunOptions.model_fields.keys()
+        short = [*IN_SHORT_HELP, *own_options]
+        print_help(groups, usage, description, short, epilogue=[*names, last])
+
+
+def names_in_help(registered: bool) -> list[str]:
+    """The paragraphs of the help with the names of methods and networks.
+
+    Args:
+        registered: all that are registered, which imports JAX; else those of the library.
+    """
+    methods, networks = BUILT_IN_METHODS, BUILT_IN_NETWORKS
+    if registered:
+        from pfedafm_jax.methods import method_names
+        from pfedafm_jax.models.architecture import extractor_names
+
+        methods, networks = method_names(), extractor_names()
+    return [f"methods: {', '.join(methods)}", f"networks: {', '.join(networks)}"]
 
 
 def default_name(named: str, config: Config) -> str:
@@ -154,20 +354,19 @@ def run_name(config: str) -> str:
     return re.sub(r"[^\w.-]+", "_", Path(config).stem).lstrip(".-")[:100] or "run"
 
 
-def seeds(text: str) -> list[int] | None:
-    """`0,1,2` as numbers, without repetition; None for an empty text.
+def outputs(name: Path, *suffixes: str) -> list[Path]:
+    """Files of this name, `NAME.md` and others, which can be written; checked before the work."""
+    from pfedafm_jax.base.files import check_writable
 
-    >>> seeds("0,1,1"), seeds("")
-    ([0, 1], None)
-    """
-    try:
-        return list(dict.fromkeys(int(seed) for seed in text.split(","))) if text else None
-    except ValueError:
-        raise bad("seeds", text, "whole numbers like 0,1,2") from None
+    if not name.name or name.is_dir():
+        raise bad("out", str(name), f"a name for files, without {' and '.join(suffixes)}")
+    check_writable(name.parent, "out")
+    return [name.with_name(name.name + suffix) for suffix in suffixes]
 
 
 def print_configs() -> None:
     """The named configurations with the first line of each."""
-    texts = {name: (CONFIGS / f"{name}.toml").read_text() for name in config_names()}
-    print_table([], [[name, text.splitlines()[0].lstrip("# ")] for name, text in texts.items()])
+    for name in config_names():
+        first_line, *_ = (CONFIGS / f"{name}.toml").read_text().splitlines()
+        console.print(f"{name:<16} {first_line.lstrip('# ')}")
     console.print("\npfedafm run --config NAME", style="dim")

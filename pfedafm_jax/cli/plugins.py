@@ -1,4 +1,4 @@
-"""`--plugin FILE.py`: your own methods and extractors, registered before settings are read."""
+"""`--plugin FILE.py`: your own methods and networks, registered before settings are read."""
 
 import importlib.util
 import sys
@@ -17,7 +17,7 @@ def load_plugin(path: str | Path) -> None:
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None, "a .py file always has both"
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look up their module
+    sys.modules[name] = module  # classes look their module up
     folder = str(file.absolute().parent)
     if folder not in sys.path:
         sys.path.append(folder)  # at the end, so that it shadows nothing
@@ -26,8 +26,14 @@ def load_plugin(path: str | Path) -> None:
     except PfedafmError as error:
         raise PfedafmError(f"plugin {path}: {error}") from error
     except (Exception, SystemExit) as error:  # the file may fail in any way; say where
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == spec.origin]
-        line = error.lineno if isinstance(error, SyntaxError) else (lines or [None])[-1]
-        words = f"plugin {path}, line {line}: {type(error).__name__}: {error}"
-        raise PfedafmError(words) from error
+        where = f"plugin {path}, line {line_of(error, spec.origin)}"
+        raise PfedafmError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def line_of(error: BaseException, file: str | None) -> int | None:
+    """The last line of a file that an error passed through."""
+    if isinstance(error, SyntaxError):
+        return error.lineno
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
+    return lines[-1] if lines else None

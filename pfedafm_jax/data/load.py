@@ -17,6 +17,9 @@ def check_data(config: Config, dataset: Dataset | None = None) -> None:
     """
     if dataset is None:
         check_name(config.dataset)
+    if config.image_size and not config.dataset.startswith(("folder:", "leaf:", "tfds:")):
+        accepted = f"0 for {config.dataset}, where all have one size; N for folder:, leaf:, tfds:"
+        raise bad("image_size", config.image_size, accepted)
     if config.partition not in PARTITIONS and not config.partition.endswith(".npz"):
         accepted = f"{known(config.partition, PARTITIONS)}, or a file, NAME.npz"
         raise bad("partition", config.partition, accepted)
@@ -67,7 +70,7 @@ def held_out(config: Config, dataset: Dataset) -> Partition:
 
 
 def _shares(config: Config, dataset: Dataset) -> Partition:
-    check_data(config.check(), dataset)
+    check_data(config, dataset)
     own, held_out = config.num_clients, config.held_out_clients
     try:
         return _among(config, dataset, own + held_out)

@@ -99,7 +99,7 @@ class Node:
             statistics: `mean` and `std` of the federation's data, once they are known.
         """
         if self.data in DATASETS or self.data.startswith("tfds:"):
-            config = replace(config, dataset=self.data)
+            config = updated(config, dataset=self.data)
             dataset = load_data(config, self._data_dir, self._log)
             shares = split(config, dataset)
             if not 0 <= self.client < shares.num_clients:

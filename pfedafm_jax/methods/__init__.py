@@ -8,8 +8,8 @@ clients: the engine does. Imports `base` to `training`.
 from collections.abc import Sequence
 
 from pfedafm_jax.base.errors import PfedafmError, bad, known
-from pfedafm_jax.config.config import METHOD_SETTINGS, Config
-from pfedafm_jax.config.method_settings import MethodSettings, settings_of
+from pfedafm_jax.config.config import Config
+from pfedafm_jax.config.method_settings import MethodSettings, problem_of_fields, register_settings
 from pfedafm_jax.methods.base import Cost, Method, Update, Uploads
 from pfedafm_jax.methods.ditto import Ditto
 from pfedafm_jax.methods.fd import FD
@@ -40,7 +40,8 @@ _BUILT_IN = (
     PFedAFMReleased,
 )
 _METHODS: dict[str, type[Method]] = {method.name: method for method in _BUILT_IN}
-METHOD_SETTINGS.update({method.name: method.Settings for method in _BUILT_IN})
+for _method in _BUILT_IN:
+    register_settings(_method.name, _method.Settings)
 PAPER_METHODS = tuple(method.name for method in _BUILT_IN[:8])
 """The methods of the paper's tables, pFedAFM first."""
 CONTROLS = ("fedavg", "fedavg_priors", "fedper", "fedrep")
@@ -60,7 +61,7 @@ def register_method(method: type[Method]) -> type[Method]:
         accepted = "a class derived from pfedafm_jax.methods.Method"
         raise PfedafmError(f"{method!r} cannot be registered; accepted: {accepted}")
     name = method.name
-    taken = [built_in.name for built_in in _BUILT_IN] + [*settings_of(Config), "settings"]
+    taken = [built_in.name for built_in in _BUILT_IN] + [*Config.model_fields]
     taken += ["paper", "controls", "all"]
     if not name.isidentifier() or name in taken:
         accepted = "an identifier, not the name of a built-in method, of a group of methods or of a setting"
@@ -72,20 +73,18 @@ def register_method(method: type[Method]) -> type[Method]:
         raise PfedafmError(f"{lacks}: a method defines {', '.join(required)}")
     _check_settings(method.Settings, name)
     method.title = method.title if "title" in vars(method) else name
-    _METHODS[name], METHOD_SETTINGS[name] = method, method.Settings
+    _METHODS[name] = method
+    register_settings(name, method.Settings)
     return method
 
 
-def _check_settings(kind: type[MethodSettings], name: str) -> None:
-    fields = "of bool, int, float, str or Literal, all with defaults"
-    accepted = f"a frozen dataclass derived from MethodSettings, {fields}"
-    try:
-        fine = issubclass(kind, MethodSettings) and "__dataclass_params__" in vars(kind)
-        if fine and settings_of(kind):
-            return
-    except TypeError as error:
-        accepted += f" ({error})"
-    raise bad(f"{name}.Settings", kind, accepted)
+def _check_settings(kind: object, name: str) -> None:
+    """Raises if a method's `Settings` cannot be settings."""
+    accepted = "a class derived from MethodSettings"
+    if not (isinstance(kind, type) and issubclass(kind, MethodSettings)):
+        raise bad(f"{name}.Settings", kind, accepted)
+    if problem := problem_of_fields(kind):
+        raise bad(f"{name}.Settings", kind, f"{accepted}, {problem}")
 
 
 def method_names() -> list[str]:

@@ -30,7 +30,7 @@ server's state, such as `header`. `cost` says what a visit costs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -40,7 +40,7 @@ import numpy as np
 
 from pfedafm_jax.base.trees import register
 from pfedafm_jax.config.config import Config
-from pfedafm_jax.config.method_settings import MethodSettings
+from pfedafm_jax.config.method_settings import MethodSettings, float_fields
 from pfedafm_jax.methods.aggregation import average, median, weigh
 from pfedafm_jax.methods.server_optimizer import MEMORY, RUNNING_MEAN, ServerOptimizer, broadcast_of
 from pfedafm_jax.models.architecture import Architecture
@@ -114,7 +114,7 @@ class Method:
     one_network: ClassVar[bool] = False
     # Whether clients depend on one another, so that no engine can train them at once.
     in_turn: ClassVar[bool] = False
-    # A frozen dataclass of the method's own settings.
+    # The method's own settings.
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
 
     def __init_subclass__(cls):
@@ -122,10 +122,12 @@ class Method:
         # method's name.
         if "Settings" not in vars(cls):
             place = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Settings"}
-            kind = type("Settings", (cls.Settings,), {"__doc__": "No more settings.", **place})
-            cls.Settings = dataclass(frozen=True)(kind)
+            cls.Settings = type(
+                "Settings", (cls.Settings,), {"__doc__": "No more settings.", **place}
+            )
         if isinstance(cls.Settings, type) and issubclass(cls.Settings, MethodSettings):
             cls.Settings.method = cls.name
+            register(cls.Settings, float_fields)
         register(cls, lambda kind: _LEAVES)
 
     @classmethod
@@ -138,7 +140,7 @@ class Method:
     ) -> Self:
         """The method with the settings of `config`."""
         return cls(
-            settings=replace(config.of(cls.Settings), learning_rate=None),  # that is in `training`
+            settings=cls.settings_of(config),
             training=training,
             shared=shared,
             architectures=tuple(architectures),
@@ -150,6 +152,12 @@ class Method:
             statistics=config.statistics,
             server_optimizer=ServerOptimizer.of(config),
         )
+
+    @classmethod
+    def settings_of(cls, config: Config) -> MethodSettings:
+        """The method's own settings in `config`, without the learning rate: `training` has that."""
+        values = dict(config.of(cls.Settings)) | {"learning_rate": None}
+        return cls.Settings(**values)
 
     @property
     def averaged_weights(self) -> tuple[str, ...]:

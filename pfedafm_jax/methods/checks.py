@@ -14,7 +14,6 @@ def check_names(config: Config, dataset: Dataset | None = None) -> Config:
     Called by whoever makes an `Experiment`, after plugins have registered what they have. If
     `dataset` is given, its name may be anything, and its classes and channels are checked.
     """
-    config.check()
     check_data(config, dataset)
     find_method(config.method)
     names = extractor_names()

@@ -8,8 +8,6 @@ Standalone with the shared extractor's network, which all clients have: `Config.
 ignored.
 """
 
-from dataclasses import dataclass
-
 import jax
 
 from pfedafm_jax.config.method_settings import MethodSettings, Rate
@@ -28,7 +26,6 @@ class Ditto(Method):
     title = "Ditto"
     one_network = True
 
-    @dataclass(frozen=True)
     class Settings(MethodSettings):
         lambda_near: Rate = 0.1
         """Weight of the squared distance of the private model to the received one (λ)."""

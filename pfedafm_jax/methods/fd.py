@@ -6,7 +6,7 @@ probability vector: with raw logits instead, the loss has no lower bound. After 
 without augmentation yields the client's own rows.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import jax
@@ -30,7 +30,6 @@ class FD(Standalone):
     name = "fd"
     title = "FD"
 
-    @dataclass(frozen=True)
     class Settings(MethodSettings):
         gamma: Rate = 1.0
         """Weight of the distillation term (γ)."""

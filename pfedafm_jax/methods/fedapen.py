@@ -8,7 +8,7 @@ models never train on (the adaptability set), with both models frozen, when a cl
 shared model. At its first visit a client has no trained model to weigh and keeps the initial value.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
 import jax
@@ -74,7 +74,6 @@ class FedAPEN(PrivateAndShared):
     name = "fedapen"
     title = "FedAPEN"
 
-    @dataclass(frozen=True)
     class Settings(MethodSettings):
         lambda_start: Share = 0.5
         """Initial weight of the private model in the ensemble (λ)."""

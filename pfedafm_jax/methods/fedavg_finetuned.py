@@ -6,7 +6,6 @@ kept or sent. Its FLOPs are the `adaptation_flops` of a record. Participants are
 their visit with the model that they have just trained, which is that many epochs from the broadcast.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -28,7 +27,6 @@ class FedAvgFinetuned(FedAvg):
     name = "fedavg_finetuned"
     title = "FedAvg with fine-tuning"
 
-    @dataclass(frozen=True)
     class Settings(MethodSettings):
         finetune: Literal["model", "header"] = "model"
         """What is fine-tuned: the whole model, or its header under the frozen extractor."""

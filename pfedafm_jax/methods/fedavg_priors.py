@@ -13,7 +13,6 @@ by class counts in training only, and FedRoD (Chen and Chao, 2022) trains a gene
 balanced softmax and adds a personal one.
 """
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import jax
@@ -42,7 +41,6 @@ class FedAvgPriors(FedAvg):
     name = "fedavg_priors"
     title = "FedAvg under class priors"
 
-    @dataclass(frozen=True)
     class Settings(MethodSettings):
         prior_floor: Annotated[float, Ge(1e-30), Lt(1)] = 1e-4
         """The least share of a class, for classes that a client has no training data of."""

@@ -6,7 +6,7 @@ The server takes SGD steps on CE(H(P_c), c), over all prototypes that were sent,
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -70,7 +70,6 @@ class FedGH(Standalone):
     name = "fedgh"
     title = "FedGH"
 
-    @dataclass(frozen=True)
     class Settings(MethodSettings):
         server_learning_rate: Rate = 0.01
         """Learning rate of the header on the server (η_θ); plain SGD."""

@@ -11,7 +11,6 @@ smallest rank whose squared singular values reach the fraction T(t) of their sum
 T_start to T_end over the rounds.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
@@ -135,7 +134,6 @@ class FedKD(PrivateAndShared):
     name = "fedkd"
     title = "FedKD"
 
-    @dataclass(frozen=True)
     class Settings(MethodSettings):
         coding: Literal["update", "weight", "none"] = "update"
         """What is sent as a truncated SVD: updates (the paper), weights (HtFLlib), nothing."""

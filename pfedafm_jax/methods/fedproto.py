@@ -6,7 +6,7 @@ client's own prototypes. A client predicts by its header or by the nearest proto
 recorded.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -38,7 +38,6 @@ class FedProto(Standalone):
     name = "fedproto"
     title = "FedProto"
 
-    @dataclass(frozen=True)
     class Settings(MethodSettings):
         lambda_mse: Rate = 1.0
         """Weight of the squared distance to the prototypes, a mean over features (λ)."""

@@ -3,7 +3,6 @@
 L = CE(z, y) + μ / 2 ‖w - w_received‖²
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -30,7 +29,6 @@ class FedProx(FedAvg):
     name = "fedprox"
     title = "FedProx"
 
-    @dataclass(frozen=True)
     class Settings(MethodSettings):
         mu: Rate = 0.01
         """Weight of the squared distance to the received model (μ; its paper tries 0.001 to 1)."""

@@ -7,7 +7,7 @@ A round of a participant:
 As in FedPer, all clients have the shared extractor's network; `Config.architectures` is ignored.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -28,7 +28,6 @@ class FedRep(FedPer):
     name = "fedrep"
     title = "FedRep"
 
-    @dataclass(frozen=True)
     class Settings(MethodSettings):
         head_epochs: Epochs = 10
         """Epochs of the header alone, before the local epochs of the extractor."""

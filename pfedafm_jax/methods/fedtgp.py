@@ -11,8 +11,6 @@ for a class c, so that P is nearer to T_c than to all others by a margin δ:
 sent in this round: as large as the distances between the clients' classes, but at most τ.
 """
 
-from dataclasses import dataclass
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -76,7 +74,6 @@ class FedTGP(FedProto):
     name = "fedtgp"
     title = "FedTGP"
 
-    @dataclass(frozen=True)
     class Settings(FedProto.Settings):
         lambda_mse: Rate = 10.0
         """Weight of the squared distance to the prototypes, a mean over features (λ)."""

@@ -7,7 +7,6 @@ Both gradients are taken at the same point, and each network takes a step along 
 model, extractor and header, is exchanged; the private one is evaluated.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -43,7 +42,6 @@ class FML(PrivateAndShared):
     name = "fml"
     title = "FML"
 
-    @dataclass(frozen=True)
     class Settings(MethodSettings):
         alpha: Share = 0.5
         """Weight of the private model's cross-entropy; 1 - α is that of its distillation."""

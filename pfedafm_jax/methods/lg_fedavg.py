@@ -5,10 +5,10 @@ header. Header rows of classes that a client lacks are trained too (the softmax 
 and averaged like the others.
 """
 
-from dataclasses import dataclass
 from functools import cache
 
 import jax
+from pydantic import field_validator
 
 from pfedafm_jax.base.errors import bad
 from pfedafm_jax.config.method_settings import MethodSettings
@@ -43,16 +43,17 @@ class LGFedAvg(Standalone):
     name = "lg_fedavg"
     title = "LG-FedAvg"
 
-    @dataclass(frozen=True)
     class Settings(MethodSettings):
         shared_layers: tuple[str, ...] = ("header",)
         """What clients share: header, or layers of the extractor by name (conv1, conv2, fc1, fc2)
         that have the same shape in all architectures."""
 
-        def __post_init__(self):
-            layers = self.shared_layers
-            if isinstance(layers, tuple) and (not layers or len(set(layers)) < len(layers)):
-                raise bad("lg_fedavg.shared_layers", layers, "one or more names, each once")
+        @field_validator("shared_layers")
+        @classmethod
+        def _each_once(cls, layers: tuple[str, ...]) -> tuple[str, ...]:
+            if not layers or len(set(layers)) < len(layers):
+                raise ValueError("one or more names, each once")
+            return layers
 
     @property
     def layers(self) -> tuple[str, ...]:

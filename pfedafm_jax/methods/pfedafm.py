@@ -9,7 +9,6 @@ A participant is evaluated after phase 1 with the extractor it received. Phase 2
 network for every client, so participants of all architectures share one program.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -44,7 +43,6 @@ class PFedAFM(Method):
     name = "pfedafm"
     title = "pFedAFM"
 
-    @dataclass(frozen=True)
     class Settings(MethodSettings):
         mix_learning_rate: Rate = 1.0
         """Learning rate of the mix vector (the paper's η_α; it tries 0.001, 0.01, 0.1 and 1)."""

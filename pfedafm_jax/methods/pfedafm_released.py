@@ -4,7 +4,7 @@ Clients depend on one another here, so they are trained one after the other, by
 `engine/reference/released.py`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pfedafm_jax.config.method_settings import Rate
 from pfedafm_jax.methods.base import Cost
@@ -19,7 +19,6 @@ class PFedAFMReleased(PFedAFM):
     title = "pFedAFM, as released"
     in_turn = True
 
-    @dataclass(frozen=True)
     class Settings(PFedAFM.Settings):
         """Beside pFedAFM's own settings."""
 

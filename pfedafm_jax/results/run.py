@@ -19,7 +19,6 @@ import pandas as pd
 from pfedafm_jax.base.errors import START_OVER, PfedafmError, bad, reason
 from pfedafm_jax.base.files import read_bytes
 from pfedafm_jax.config.config import REMOVED, Config, Machine
-from pfedafm_jax.config.method_settings import settings_of
 from pfedafm_jax.data import Partition
 from pfedafm_jax.methods import find_method, method_names
 from pfedafm_jax.results.records import FORMAT, Record, Summary, summarize
@@ -263,7 +262,7 @@ def _records(path: Path, lines: Sequence[bytes], num_clients: int) -> list[Recor
 
 # -------------------------------------------------------------------------------- labels
 
-NOT_IN_RESULTS = {"rounds", "eval_every", *settings_of(Machine), *REMOVED}
+NOT_IN_RESULTS = {"rounds", "eval_every", *Machine.model_fields, *REMOVED}
 """Settings that may change when a run is resumed: its rounds so far would have been the same.
 
 (Devices, layout, clients per step and kernels within float tolerance; see `docs/determinism.md`.)
@@ -304,5 +303,12 @@ def differing(runs: Sequence[Run]) -> list[str]:
         name
         for name in names
         if name not in NOT_IN_RESULTS
-        and len({json.dumps(run.settings[name]) for run in runs if matters(run, name)}) > 1
+        and len({json.dumps(comparable(run.settings[name])) for run in runs if matters(run, name)})
+        > 1
     ]
+
+
+def comparable(value: Any) -> Any:
+    """A setting's value such that equal values are equal texts: runs of earlier versions have `10`
+    where a number is a float, `10.0`."""
+    return float(value) if type(value) is int else value

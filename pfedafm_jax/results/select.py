@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from pfedafm_jax.base.errors import bad, suggestion
-from pfedafm_jax.results.run import Run, differing, matters
+from pfedafm_jax.results.run import Run, comparable, differing, matters
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
@@ -34,6 +34,8 @@ def _label(run: Run, names: Sequence[str]) -> str:
         elif isinstance(value, list):
             words = "+".join(map(str, value))
         else:
+            if isinstance(value, float) and value.is_integer():
+                value = int(value)
             words = str(value) if name in ("dataset", "partition") else f"{words} {value}"
         found.append(words)
     return ", ".join(found)
@@ -48,7 +50,7 @@ def grouped(runs: Sequence[Run], names: Sequence[str]) -> dict[str, list[Run]]:
             raise bad("group", name, f"names of settings with commas between them{near}")
     alike: dict[str, list[Run]] = {}
     for run in runs:
-        values = {name: run.settings[name] for name in names if matters(run, name)}
+        values = {name: comparable(run.settings[name]) for name in names if matters(run, name)}
         alike.setdefault(json.dumps(values), []).append(run)
     found: dict[str, list[Run]] = {}
     for own in alike.values():

@@ -7,7 +7,6 @@ import contextlib
 import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,8 @@ import jax
 
 from pfedafm_jax.base.errors import START_OVER, Interrupted, bad
 from pfedafm_jax.base.files import Log, check_writable, write_atomically
-from pfedafm_jax.config.config import Config
+from pfedafm_jax.base.terminal import bold, console
+from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.data.load import load_data, split
 from pfedafm_jax.engine import Executor, Federation, setup_devices
@@ -35,14 +35,7 @@ from pfedafm_jax.runs.existing import (
 )
 from pfedafm_jax.runs.experiment import Experiment
 from pfedafm_jax.runs.observers import Observer
-from pfedafm_jax.runs.progress import (
-    Progress,
-    bold,
-    console,
-    print_plan,
-    print_summary,
-    print_table,
-)
+from pfedafm_jax.runs.progress import Progress, print_plan, print_summary, print_table
 from pfedafm_jax.runs.signals import Signals
 from pfedafm_jax.runs.train import finished_run, train
 
@@ -305,7 +298,7 @@ def compare(
     tasks = []
     for seed in numbers:
         for method in chosen_methods(methods):
-            one = replace(config, method=method, seed=seed)
+            one = updated(config, method=method, seed=seed)
             check_names(one, dataset)
             task = Task(one, base / f"{method}-seed{seed}" if base else None)
             tasks.append(find_existing(task, fresh=fresh, log=log))

@@ -9,12 +9,12 @@ import jax
 
 from pfedafm_jax.base.errors import START_OVER, PfedafmError, bad
 from pfedafm_jax.base.files import Log, check_writable
-from pfedafm_jax.config.config import Config
+from pfedafm_jax.base.terminal import console
+from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.results.records import RunFolder
 from pfedafm_jax.results.run import NOT_IN_RESULTS, Damaged, Run, flat, read_run
 from pfedafm_jax.runs.checkpoints import Checkpoints
-from pfedafm_jax.runs.progress import console
 
 ELSEWHERE = f"{START_OVER}, another --run-dir leaves it as it is"
 
@@ -75,9 +75,9 @@ def find_existing(
     stored = ([run.config] if run else []) + [one["config"] for one in saved.values()]
     started = stored[0]["rounds"] if stored else 0
     for settings in stored:
-        same = replace(config, rounds=started) if longer else config
+        same = updated(config, rounds=started) if longer else config
         refuse_others(place if run else checkpoint_folder(place), differences(settings, same))
-    config = replace(config, rounds=max(config.rounds, started)) if longer else config
+    config = updated(config, rounds=max(config.rounds, started)) if longer else config
     task = Task(config, place, "started" if saved else "new", max(saved, default=0), run)
     finished = run.summary.rounds if run and run.finished else 0
     done = max(finished, *saved, 0)

@@ -1,19 +1,15 @@
-"""Output of a run, in a terminal, a notebook or a log: plan, progress and result.
-
-`console` never interprets markup, since names and paths come from outside. Use `bold` or `style=`.
-"""
+"""Output of a run, in a terminal, a notebook or a log: plan, progress and result."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from rich import progress as bars
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pfedafm_jax.base.errors import StorageError, Unread, reason
+from pfedafm_jax.base.terminal import clean, console
 from pfedafm_jax.data.partition.partition import PARTITIONS
 from pfedafm_jax.engine import Engine, Executor, Federation
 from pfedafm_jax.models import kernels
@@ -21,40 +17,6 @@ from pfedafm_jax.results.plots import architecture_label
 from pfedafm_jax.results.records import Record, Summary
 from pfedafm_jax.results.tables import human, percent
 from pfedafm_jax.runs.observers import Observation, Observer
-
-
-def clean(text: object) -> str:
-    """Text that is safe to print: control characters and lone surrogates are escaped.
-
-    >>> clean("a\\x1b[31m \\udcff é")
-    'a\\\\x1b[31m \\\\udcff é'
-    """
-    return "".join(
-        one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode()
-        for one in str(text)
-    )
-
-
-class _Terminal(Console):
-    def print(self, *words: Any, **options: Any) -> None:
-        try:
-            super().print(*words, **options)
-        except OSError as error:  # so that it is not mistaken for an error of the run's files
-            raise StorageError(f"standard output cannot be written ({reason(error)})") from error
-
-    def on_broken_pipe(self) -> NoReturn:
-        raise Unread
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(clean(text), **options)
-
-
-console = _Terminal(markup=False, emoji=False, highlight=False, soft_wrap=False)
-
-
-def bold(text: object) -> Text:
-    """Text in bold, for `console.print`."""
-    return Text(clean(text), "bold")
 
 
 class Progress(Observer):

@@ -10,7 +10,6 @@ from typing import Any
 from pfedafm_jax.base.errors import START_OVER, Interrupted, PfedafmError, storage_error
 from pfedafm_jax.base.files import Log
 from pfedafm_jax.config.config import Config, Machine
-from pfedafm_jax.config.method_settings import settings_of
 from pfedafm_jax.data import Partition
 from pfedafm_jax.engine import Executor, Federation, Processes, State
 from pfedafm_jax.results.records import RunFolder
@@ -248,7 +247,7 @@ def check_agreement(federation: Federation, processes: Processes, restart: bool)
     """Raises if the processes of a run differ in settings or data."""
     mine = identity(federation)
     # Processes may differ in settings of the machine, but all must save in the same rounds.
-    own = settings_of(Machine).keys() - {"checkpoint_every"}
+    own = Machine.model_fields.keys() - {"checkpoint_every"}
     values = {name: value for name, value in mine["config"].items() if name not in own}
     values["its settings"] = values.pop(federation.config.method)
     values |= {"data": mine["data"], "split": mine["split"], "fresh": restart}

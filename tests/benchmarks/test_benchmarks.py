@@ -1,7 +1,6 @@
 """The benchmarks measure the same work for all, in small; and PyTorch's loop computes what the
 engine computes."""
 
-import dataclasses
 import importlib.util
 import json
 import sys
@@ -31,7 +30,7 @@ PROMISED |= {f"ratio_vs_torch_{name}" for name in ("strongest", "clean", "releas
 
 @pytest.fixture(scope="module")
 def work(config, dataset, partition) -> common.Work:
-    return common.Work(dataclasses.replace(config, architectures=("small_b",)), dataset, partition)
+    return common.Work(updated(config, architectures=("small_b",)), dataset, partition)
 
 
 class InProcess(contenders.ScalingPoint):

@@ -1,29 +1,23 @@
 """The command itself, as a user runs it, on generated data with a tiny network; and its words."""
 
 import errno
-import io
 import json
 import os
 import re
 import subprocess
 import sys
-from operator import attrgetter
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 import tiny_command
 from by_hand import record, run_by_hand
 from small import command_words
 
-from pfedafm_jax.base.errors import Interrupted, PfedafmError, storage_error
+from pfedafm_jax.base.errors import PfedafmError, storage_error
 from pfedafm_jax.base.files import write_atomically
-from pfedafm_jax.cli import flags, main
+from pfedafm_jax.cli import main
 from pfedafm_jax.cli.commands import compare
-from pfedafm_jax.cli.options import parse
-from pfedafm_jax.config.config import Config
-from pfedafm_jax.config.method_settings import settings_of
 from pfedafm_jax.results import plots
 from pfedafm_jax.runs.progress import print_summary
 
@@ -83,19 +77,15 @@ def test_a_reader_who_leaves_ends_a_command_in_silence(finished, tmp_path):
     read, write = os.pipe()
     os.close(read)  # as after `| head`
     plot = ["plot", str(finished[0]), "--out", str(tmp_path / "plot.png")]
-    for words in (["run", "--help-all"], plot):
-        command = [sys.executable, "-m", "pfedafm_jax", *words]
-        asked = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=60)
-        assert (asked.returncode, asked.stderr) == (141, b"")
+    command = [sys.executable, "-m", "pfedafm_jax", *plot]
+    asked = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=60)
+    assert (asked.returncode, asked.stderr) == (141, b"")
     os.close(write)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [
-        (["run", "--config", "hetero_cifar10", "--data-dir", "/nowhere/at/all"], "/nowhere/at/all"),
-        (["swep"], "command = 'swep' cannot be used; accepted: "),
-    ],
+    [(["run", "--config", "hetero_cifar10", "--data-dir", "/nowhere/at/all"], "/nowhere/at/all")],
 )
 def test_a_refused_command_ends_with_code_2_and_no_traceback(
     words, said, tmp_path, monkeypatch, capsys
@@ -106,57 +96,6 @@ def test_a_refused_command_ends_with_code_2_and_no_traceback(
         main.main()
     err = capsys.readouterr().err
     assert said in err and "Traceback" not in err and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("words", [[], ["-h"], ["--help"]])
-def test_the_command_alone_lists_what_it_can_do(words, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["pfedafm", *words])
-    with pytest.raises(SystemExit, match="0"):
-        main.main()
-    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
-    assert listed == list(main.COMMANDS)
-
-
-FULL = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nmuch more")
-MEMORY = "error: not enough memory on this machine"
-
-
-@pytest.mark.parametrize(
-    ("error", "said", "code"),
-    [
-        (MemoryError("4 TB"), f"{MEMORY} (4 TB)\n", 1),
-        (FULL, f"{MEMORY} (RESOURCE_EXHAUSTED: Out of memory)\n", 1),
-        (KeyboardInterrupt(), "\ninterrupted\n", 130),
-        (OSError(5, "Input/output error"), "error: [Errno 5] Input/output error\n", 1),
-        (Interrupted("stopped after round 2", 15), "stopped after round 2\n", 143),
-        (PfedafmError("a\x1b[31m"), "error: a\\x1b[31m\n", 2),
-    ],
-)
-def test_what_ends_a_command_is_one_message_and_a_code(error, said, code, monkeypatch, capfd):
-    def fails(words):
-        raise error
-
-    with pytest.raises(SystemExit, match=str(code)):
-        main.guarded(fails)
-    assert capfd.readouterr().err == said
-
-    class Shut(io.StringIO):
-        def flush(self):
-            raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(sys, "stdout", Shut())
-    with pytest.raises(SystemExit, match=str(code)):
-        main.guarded(fails)
-    os.write(1, b"to nobody")  # Python's own attempts at exit would fail no more
-    assert capfd.readouterr() == ("", said)
-
-
-def test_a_fault_of_ours_keeps_its_traceback():
-    def fails(words):
-        raise jax.errors.JaxRuntimeError("INTERNAL: a bug")
-
-    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-        main.guarded(fails)
 
 
 @pytest.mark.parametrize(
@@ -189,42 +128,6 @@ def test_the_result_tells_the_best_round_and_what_diverged(capsys):
     assert "diverged round 2 3 updates not finite, kept out" in lines
 
 
-def test_a_run_is_named_after_a_configuration_file(tmp_path):
-    (tmp_path / "mine.toml").write_text("rounds = 7\n")
-    config, options = parse(["--config", str(tmp_path / "mine.toml")], "run", "")
-    assert config.rounds == 7 and options.run_dir.name == options.name == "mine"
-
-
-def shown(word: str, capsys) -> list[str]:
-    with pytest.raises(SystemExit) as ended:
-        parse([word], "run", "What it does.")
-    assert ended.value.code == 0
-    return capsys.readouterr().out.splitlines()
-
-
-def test_config_alone_lists_the_configurations(capsys):
-    listed = "\n".join(shown("--config", capsys))
-    for name in ("hetero_cifar10", "homo_cifar10", "hetero_cifar100", "homo_cifar100"):
-        assert name in listed
-
-
-def test_help_fits_two_screens_and_help_all_has_every_setting(capsys):
-    # In a process of its own: the networks that other tests register would be listed, too.
-    command = [sys.executable, "-m", "pfedafm_jax", "run", "--help"]
-    asked = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    short, full = asked.stdout.splitlines(), shown("--help-all", capsys)
-    assert len(short) <= 48 and max(map(len, short)) <= 80
-    assert {"Run:", "Data:", "Clients:", "Training:", "Machine:"} <= set(short)
-    assert any(line.split()[:2] == ["--participation", "0.1"] for line in short)
-    assert set(flags.IN_SHORT) <= set(settings_of(Config))
-    assert max(len(line) for line in full if "," not in line) <= 80
-    shown_flags = {word.rstrip(",") for line in full for word in line.split()}
-    for name in settings_of(Config):
-        assert "--" + name.replace("_", "-") in shown_flags
-    own = {"--pfedafm.mix-learning-rate", "--pfedafm.mix-project", "--fml.learning-rate"}
-    assert own <= shown_flags
-
-
 def test_lapack_has_one_thread_for_each_device():
     # In a process of its own: here it is loaded already.
     code = """
@@ -239,65 +142,6 @@ print(*sorted({one["num_threads"] for one in threadpool_info()}))
     command = [sys.executable, "-c", code]
     asked = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert asked.stdout.split() == ["1"]
-
-
-@pytest.mark.parametrize(
-    ("words", "setting", "value"),
-    [
-        ("--lr 0.5", "learning_rate", 0.5),
-        ("--learning_rate=0.5", "learning_rate", 0.5),
-        ("--epochs 2", "local_epochs", 2),
-        ("--batch 8", "batch_size", 8),
-        ("--clients 50", "num_clients", 50),
-        ("--model cnn1 cnn5", "architectures", ("cnn1", "cnn5")),
-        ("--architectures cnn1,cnn5", "architectures", ("cnn1", "cnn5")),
-        ("--flip", "flip", True),
-        ("--flip true --rounds 3", "flip", True),
-        ("--same-start False", "same_start", False),
-        ("--no-same-start", "same_start", False),
-        ("--no-pfedafm.mix-project", "pfedafm.mix_project", False),
-        ("--lr-mix 0.1", "pfedafm.mix_learning_rate", 0.1),
-        ("--pfedafm.lr-mix 0.1", "pfedafm.mix_learning_rate", 0.1),
-        ("--pfedafm_released.mix-lr=0.1", "pfedafm_released.mix_learning_rate", 0.1),
-        ("--pfedafm.mix_fixed 0.25", "pfedafm.mix_fixed", 0.25),
-        ("--pfedafm.no-mix-project", "pfedafm.mix_project", False),
-        ("--lg-fedavg.shared-layers conv1", "lg_fedavg.shared_layers", ("conv1",)),
-        ("--fml.lr 0.25", "fml.learning_rate", 0.25),
-        ("", "fml.learning_rate", 0.005),
-        ("--rounds 3", "fml.learning_rate", 0.005),
-        ("--lr 0.1", "fml.learning_rate", None),  # one that is given is that of every method
-    ],
-)
-def test_names_that_people_type_find_their_setting(words, setting, value):
-    config, _ = parse(words.split(), "run", "")
-    assert attrgetter(setting)(config) == value
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--config", "hetero_cifar11"], "did you mean hetero_cifar10"),
-        (["--dataset", "cifar11"], "dataset = 'cifar11'"),
-        (["--method", "pfedafn"], "did you mean pfedafm"),
-        (["--participation", "0.001"], "participation = 0.001"),
-        (["--preset", "author_code"], "did you mean authors_code"),
-        (["--rounds", "many"], "rounds"),
-        (["--no-such-flag"], "no-such-flag"),
-        (["--round", "3"], "unknown option --round (did you mean --rounds?)"),
-        (["--mix-fixd", "3"], "did you mean --pfedafm.mix-fixed?"),
-        (["--rounds"], "--rounds: expected one argument"),
-        (["3"], "'3' belongs to no option"),
-        (["--num-processes", "2"], "--coordinator"),
-    ],
-)
-def test_bad_input_is_refused_with_one_message_and_nothing_written(
-    arguments, said, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(PfedafmError) as caught:
-        parse(arguments, "run", "")
-    assert said in str(caught.value) and caught.value.exit_code == 2
-    assert not list(tmp_path.iterdir())
 
 
 def test_names_may_be_as_long_as_names_can_be_and_no_longer(tmp_path, monkeypatch, capsys):

@@ -15,9 +15,13 @@ import pytest
 
 from pfedafm_jax import methods
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.cli import main, options
+from pfedafm_jax.cli import main
+from pfedafm_jax.cli.commands.compare import CompareOptions
+from pfedafm_jax.cli.options import RunOptions
+from pfedafm_jax.cli.options import parse as parse_words
 from pfedafm_jax.cli.plugins import load_plugin
-from pfedafm_jax.config.config import METHOD_SETTINGS, Config, updated
+from pfedafm_jax.config import method_settings
+from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.data.load import split
 from pfedafm_jax.data.sources.synthetic import make_synthetic
@@ -42,7 +46,7 @@ def registries():
         dict(architecture._EXTRACTORS),
         dict(methods._METHODS),
         list(sys.path),
-        dict(METHOD_SETTINGS),
+        dict(method_settings._registered),
     )
     yield
     architecture._EXTRACTORS.clear()
@@ -50,8 +54,8 @@ def registries():
     methods._METHODS.clear()
     methods._METHODS.update(kept[1])
     sys.path[:] = kept[2]
-    METHOD_SETTINGS.clear()
-    METHOD_SETTINGS.update(kept[3])
+    method_settings._registered.clear()
+    method_settings._registered.update(kept[3])
     describe.cache_clear()
 
 
@@ -99,7 +103,7 @@ def test_the_example_extractors_learn_on_the_engine(dataset, config):
     for name, kind in zip(names, (ResNet, MobileNetSmall), strict=True):
         register_extractor(name, kind(widths=(8, 16)))
     settings = {"architectures": names, "num_clients": 4, "batch_size": 20}
-    config = dataclasses.replace(config, method="standalone", **settings)
+    config = updated(config, method="standalone", **settings)
     # No partial batch: half as much to compile.
     rows = np.arange(200, dtype=np.int32).reshape(4, 50)
     partition = Partition(tuple(rows[:, :40]), tuple(rows[:, 40:]), tuple(rows[:, :0]))
@@ -121,8 +125,8 @@ def test_the_papers_networks_take_images_like_those_of_mnist():
 
 
 def test_settings_are_held_against_the_data_at_hand(dataset, config):
-    own = dataclasses.replace(config, dataset="mine", classes_per_client=5)
-    assert check_names(dataclasses.replace(own, classes_per_client=4), dataset)
+    own = updated(config, dataset="mine", classes_per_client=5)
+    assert check_names(updated(own, classes_per_client=4), dataset)
     with pytest.raises(PfedafmError, match=r"classes_per_client = 5 .* the classes of mine"):
         split(own, dataset)
     with pytest.raises(PfedafmError, match="dataset = 'mine' cannot be used; accepted: cifar10"):
@@ -132,7 +136,7 @@ def test_settings_are_held_against_the_data_at_hand(dataset, config):
     none = images[:0], labels[:0]
     grey = dataset_from_arrays("grey", images, labels, *none)
     with pytest.raises(PfedafmError, match=r"normalisation = 'imagenet' .* 1 and not 3 channels"):
-        split(dataclasses.replace(config, normalisation="imagenet"), grey)
+        split(updated(config, normalisation="imagenet"), grey)
     one = dataset_from_arrays("one", images, labels * 0, *none)
     with pytest.raises(PfedafmError, match="two or more classes"):
         Experiment(config, one)
@@ -141,14 +145,15 @@ def test_settings_are_held_against_the_data_at_hand(dataset, config):
 
 
 def parse(*words: str) -> Config:
-    return options.parse(list(words), "run", "")[0]
+    return parse_words(list(words), "run", "", RunOptions).config
 
 
 PLUGIN = """
-from dataclasses import dataclass
 from typing import Literal
 
 import helper_of_the_plugin
+from pydantic import model_validator
+
 from pfedafm_jax import register_extractor, register_method
 from pfedafm_jax.models.resnet import ResNet
 from pfedafm_jax.methods import MethodSettings
@@ -161,7 +166,6 @@ register_extractor("narrow", ResNet(widths=(8, 8)))
 class Plugged(FedPer):
     name = "plugged"
 
-    @dataclass(frozen=True)
     class Settings(MethodSettings):
         rate: float = 0.5
         '''How fast.'''
@@ -169,9 +173,11 @@ class Plugged(FedPer):
         kind: Literal["hard", "soft"] = "hard"
         twice: bool = False
 
-        def __post_init__(self):
+        @model_validator(mode="after")
+        def _not_negative(self):
             if self.rate < 0:
                 raise ValueError("rate 0 or more")
+            return self
 """
 
 
@@ -188,7 +194,7 @@ def test_a_plugin_is_known_to_settings_errors_and_help(plugin, capsys):
                    "--plugged.steps", "3", "--plugged.kind", "soft", "--plugged.twice", "--plugged.lr", "0.3")  # fmt: skip
     assert config.architectures == ("narrow", "cnn5") and "plugged" in method_names()
     method = methods.find_method("plugged").of(config, None, None, ())  # type: ignore[arg-type]
-    assert dataclasses.astuple(method.settings) == (None, 2.0, 3, "soft", True)
+    assert tuple(dict(method.settings).values()) == (None, 2.0, 3, "soft", True)
     assert method.title == "plugged"
     assert config.rate == 0.3 and Config().plugged.rate == 0.5
     with pytest.raises(SystemExit) as ended:
@@ -207,8 +213,8 @@ def test_a_plugin_is_known_to_settings_errors_and_help(plugin, capsys):
         (["--pluged.rate", "1"], "did you mean --plugged.rate"),
         (["--plugged.rate", "fast"], "plugged.rate = 'fast' cannot be used; accepted: a number"),
         (["--plugged.rate", "-1"], "accepted: rate 0 or more"),
-        (["--plugged.rate", "nan"], "plugged.rate = nan cannot be used; accepted: a number"),
-        (["--plugged.steps", "1.5"], "accepted: a whole number or none"),
+        (["--plugged.rate", "nan"], "plugged.rate = 'nan' cannot be used; accepted: a number"),
+        (["--plugged.steps", "1.5"], "accepted: a whole number, or none"),
         (["--plugged.kind", "mild"], "plugged.kind = 'mild' cannot be used; accepted: hard, soft"),
     ],
 )
@@ -223,7 +229,7 @@ def test_own_settings_are_recorded_compared_and_hashable(plugin):
     assert hash(config) != hash(Config(method="plugged"))
     assert config.as_dict()["plugged"]["rate"] == 2
     assert differences(config.as_dict(), config) == []
-    assert differences(Config(method="plugged").as_dict(), config) == ["plugged.rate: 0.5 → 2"]
+    assert differences(Config(method="plugged").as_dict(), config) == ["plugged.rate: 0.5 → 2.0"]
 
 
 @pytest.mark.parametrize(
@@ -257,9 +263,12 @@ def test_methods_that_cannot_be_registered_say_why():
     class Loose:
         rate: float = 0.5
 
-    @dataclasses.dataclass(frozen=True)
     class Odd(methods.MethodSettings):
-        rates: list[float] = dataclasses.field(default_factory=list)
+        rates: list[float] = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Unchecked(methods.MethodSettings):
+        rate: float = 0.5
 
     def kind(name, *bases, **more):
         return type(name, bases, {"name": name, "__module__": __name__, **more})
@@ -267,8 +276,9 @@ def test_methods_that_cannot_be_registered_say_why():
     for made, said in [
         (kind("half", methods.Method), "lacks init_client, client_update, predict, cost"),
         (kind("pfedafm", FedPer), "not the name of a built-in method"),
-        (kind("loose", FedPer, Settings=Loose), "a frozen dataclass derived from MethodSettings"),
-        (kind("odd", FedPer, Settings=Odd), r"a frozen dataclass .*rates: list"),
+        (kind("loose", FedPer, Settings=Loose), "a class derived from MethodSettings"),
+        (kind("unchecked", FedPer, Settings=Unchecked), "without @dataclass"),
+        (kind("odd", FedPer, Settings=Odd), r"a class derived .*rates: list"),
         (kind("rounds", FedPer), "or of a setting"),
         (int, "a class derived from"),
     ]:
@@ -282,7 +292,7 @@ def test_a_run_on_own_data_has_the_name_of_the_data(tmp_path):
         (["--dataset", "folder:/data/pets/", "--method", "fd"], "pets-fd"),
         (["--dataset", "tfds:mnist", "--image-size", "28"], "mnist"),
     ]:
-        assert options.parse(words, "run", "")[1].run_dir == Path("runs") / name
+        assert parse_words(words, "run", "", RunOptions).run_dir == Path("runs") / name
 
 
 def command(words: list[str]) -> int:
@@ -298,7 +308,7 @@ def command(words: list[str]) -> int:
 
 
 # Blocks that take longest to compile; tests/models/test_networks.py and test_values.py have their like.
-LONG_BLOCKS = ("normed = replace(", "wards = ", "from pfedafm_jax import token_ids")
+LONG_BLOCKS = ("normed = updated(", "wards = ", "from pfedafm_jax import token_ids")
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -322,7 +332,7 @@ def test_the_guide_runs_as_it_stands(whole, tmp_path, monkeypatch, capsys):
     commands = [shlex.split(line) for line in text.splitlines() if line.startswith("python")]
     assert len(commands) == 4
     for words in commands:  # every one is understood
-        options.parse(words[2:], words[1], "", lambda parser: parser.add_argument("--methods"))
+        parse_words(words[2:], words[1], "", CompareOptions)
     own_data = next(words for words in commands if "npz:shades.npz" in words)
     assert command(own_data) == 0
     out = capsys.readouterr().out

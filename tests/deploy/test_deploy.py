@@ -13,6 +13,7 @@ from small import METHODS, assert_close, same, slow_but, small_config, small_dat
 from pfedafm_jax import PfedafmError, load_client, load_run, run
 from pfedafm_jax.base.errors import Interrupted
 from pfedafm_jax.base.trees import num_bytes
+from pfedafm_jax.config.config import updated
 from pfedafm_jax.deploy import server, wire
 from pfedafm_jax.deploy.node import Node
 from pfedafm_jax.deploy.roster import Roster, classes_of, federation_of
@@ -123,7 +124,7 @@ def test_a_federation_is_the_simulation_bit_for_bit(method, tmp_path):
         if states.rounds():
             assert same(load_client(states.place).params, expected.state.clients.state(client))
     for one, other in zip(made.records, expected.records, strict=True):
-        assert replace(one, seconds=0) == replace(other, seconds=0)
+        assert updated(one, seconds=0) == replace(other, seconds=0)
     assert same(made.history.evaluations[3], expected.history.evaluations[3])
 
 
@@ -233,7 +234,7 @@ def test_who_cannot_take_part_is_told_so_before_round_1(tmp_path):
     assert "it says it is client 1 and has the key of 2" in lines[1]
     assert link.all[100].left == lines[0] and not roster.nodes
     with pytest.raises(PfedafmError, match="classes = None"):
-        classes_of(replace(config, dataset="npz:mine.npz"), None)
+        classes_of(updated(config, dataset="npz:mine.npz"), None)
     other = tmp_path / "mine.npz"
     np.savez(other, images=DATA.images[:9], labels=DATA.labels[:9])
     with pytest.raises(PfedafmError, match="9 training and 0 test images; both are needed"):
@@ -251,7 +252,7 @@ class Idle(Local):
 
 def greeted(folder, lines, seconds=60.0):
     """Questions to two nodes that are there, and their link."""
-    config = replace(small_config("fedproto"), num_clients=2)
+    config = updated(small_config("fedproto"), num_clients=2)
     link = Wire(*(Idle(k, States(folder / str(k)), "") for k in (0, 1)))
     roster = Roster(folder / "nodes.json", config, CLASSES)
     nodes = Nodes(link, roster, lines.append, seconds=seconds)
@@ -289,7 +290,7 @@ def test_who_does_not_answer_in_time_is_named(tmp_path):
 
 
 def test_a_node_refuses_what_is_not_its_own(tmp_path):
-    config = replace(small_config("fedproto"), dataset="synthetic", synthetic_samples=120)
+    config = updated(small_config("fedproto"), dataset="synthetic", synthetic_samples=120)
     hello = {"kind": "hello", "config": config.as_dict(), "classes": CLASSES, "federation": "b"}
     own = Local(0, States(tmp_path), "")
     with pytest.raises(PfedafmError, match="asks for 'dance' with kind; is it of another version"):
@@ -315,11 +316,11 @@ def test_a_server_goes_on_where_it_was_and_its_run_can_be_used(tmp_path):
     with pytest.raises(PfedafmError, match="is with its node"):
         opened.client(0)
     assert opened.join(DATA.images[:20], DATA.labels[:20], visits=1).history
-    config = replace(made.config, rounds=4)
+    config = updated(made.config, rounds=4)
     again, _ = federation(tmp_path, "fml", link=link, rounds=4, architectures=("dense_b",))
     again.train_in(tmp_path / "run")
     assert again.history.rounds_done == 4 and max(again.last_rounds()) == 4
-    expected = run(replace(config, eval_every=10), DATA, PARTITION, progress=False)
+    expected = run(updated(config, eval_every=10), DATA, PARTITION, progress=False)
     assert same(again.state.server, expected.state.server)
 
 

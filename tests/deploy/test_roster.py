@@ -1,7 +1,6 @@
 """Who may take part in a federation: what nodes say of themselves, and where it is kept."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ from small import small_config
 
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.base.files import digest
-from pfedafm_jax.config.config import Config
+from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import arrays
 from pfedafm_jax.deploy.roster import Roster, classes_of, federation_of
 from pfedafm_jax.deploy.server import Nodes
@@ -20,7 +19,7 @@ HELLO = {"image_shape": [4, 4, 1], "dtype": "uint8", "classes": CLASSES, "archit
 
 
 def roster(folder, method="fedproto", clients=2):
-    config = replace(small_config(method), num_clients=clients)
+    config = updated(small_config(method), num_clients=clients)
     return Roster(folder / "nodes.json", config, CLASSES)
 
 

@@ -1,7 +1,5 @@
 """Participants that drop out: who, what becomes of them and of the rest, what is recorded."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from small import plain_loop, play, same, small_config, small_data, small_programs, with_config
@@ -27,11 +25,11 @@ def test_who_drops_out_depends_on_seed_and_round_alone():
     share = np.mean([len(dropped) / 20 for _, dropped in rounds])
     assert abs(share - 0.3) < 0.03  # of 4,000: three deviations are 0.022
     assert rounds == [participants_of(HALF, t) for t in range(200)]
-    assert rounds != [participants_of(replace(HALF, seed=3), t) for t in range(200)]
-    assert participants_of(replace(HALF, dropout=0.0), 5)[1] == []
+    assert rounds != [participants_of(updated(HALF, seed=3), t) for t in range(200)]
+    assert participants_of(updated(HALF, dropout=0.0), 5)[1] == []
     assert participants_of(HALF, 5, given=[7, 3]) == ([7, 3], [])
     with pytest.raises(PfedafmError, match=r"dropout = 1\.0 cannot be used"):
-        replace(HALF, dropout=1.0).check()
+        updated(HALF, dropout=1.0)
 
 
 def test_rounds_are_recorded_shown_and_drawn_whoever_is_left():

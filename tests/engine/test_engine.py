@@ -22,6 +22,7 @@ from small import (
 )
 
 from pfedafm_jax.base.errors import PfedafmError
+from pfedafm_jax.config.config import updated
 from pfedafm_jax.engine import Devices
 from pfedafm_jax.engine.programs import TRACED
 from pfedafm_jax.results import plots
@@ -84,7 +85,7 @@ def test_evaluation_of_some_equals_theirs_among_all_and_changes_nobody(programs)
 
 def test_the_average_is_by_samples_or_uniform_and_not_the_last_client(programs, config):
     own = [shared(after(programs, [client])[0]) for client in (0, 1, 4)]
-    uniform = dataclasses.replace(config, aggregation="uniform")
+    uniform = updated(config, aggregation="uniform")
     for settings, sizes in ((config, (21, 16, 19)), (uniform, (1, 1, 1))):
         shares = np.float32(sizes) / np.float32(sum(sizes))
         expected = jax.tree.map(lambda *leaves, s=shares: np.tensordot(s, leaves, 1), *own)
@@ -139,7 +140,7 @@ def test_the_broadcast_stays_where_nobody_is_finite(programs, state):
 
 
 def test_seeds_and_rounds_differ_in_their_starts_and_batches(programs, config, dataset, partition):
-    other = engine_of(dataclasses.replace(config, seed=6), dataset, partition)
+    other = engine_of(updated(config, seed=6), dataset, partition)
     assert not same(shared(programs.start()), shared(other.start()))
     assert not same(programs.start().clients.state(0), other.start().clients.state(0))
     ours, theirs = after(programs, [0])[0], after(other, [0], state=programs.start())[0]
@@ -177,7 +178,7 @@ def test_devices_and_clients_per_step_change_nothing(
     programs, config, dataset, partition, devices, size
 ):
     draws = [[4, 0, 3, 1], [2, 5, 0, 4]]
-    spread = dataclasses.replace(config, devices=devices, clients_per_step=size)
+    spread = updated(config, devices=devices, clients_per_step=size)
     other = engine_of(spread, dataset, partition)
     assert len(other.devices) == devices and other.clients_per_step == size
     (one, ours), (two, theirs) = after(programs, *draws), after(other, *draws)
@@ -195,7 +196,7 @@ def test_too_many_devices_are_refused():
 
 @pytest.mark.slow
 def test_one_client_of_two_architectures(config, dataset, partition):
-    alone = dataclasses.replace(config, num_clients=1, participation=1.0)
+    alone = updated(config, num_clients=1, participation=1.0)
     parts = dataclasses.replace(partition, train=partition.train[:1], test=partition.test[:1])
     programs = engine_of(alone, dataset, parts)
     state, [result] = after(programs, None)
@@ -213,7 +214,7 @@ def test_costs_follow_the_participants(programs):
 
 def test_a_client_without_test_images_counts_in_no_mean(config, dataset, partition):
     untested = (partition.test[0][:0], *partition.test[1:])
-    config = dataclasses.replace(config, participation=1.0, method="standalone", rounds=1)
+    config = updated(config, participation=1.0, method="standalone", rounds=1)
     experiment = Experiment(config, dataset, dataclasses.replace(partition, test=untested))
     (record,) = experiment.rounds()
     scores = experiment.result().clients["visits/accuracy"][0]

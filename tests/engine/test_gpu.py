@@ -26,6 +26,7 @@ from small import (
     small_data,
 )
 
+from pfedafm_jax.config.config import updated
 from pfedafm_jax.runs.drive import run
 from pfedafm_jax.runs.experiment import Experiment
 
@@ -51,13 +52,13 @@ def test_all_methods_equal_the_plain_loop(method, devices):
 
 @pytest.mark.gpu
 def test_a_run_that_was_stopped_is_resumed_to_the_same_bits(config, dataset, partition, tmp_path):
-    config = dataclasses.replace(config, layout="lockstep", devices=0, checkpoint_every=1)
+    config = updated(config, layout="lockstep", devices=0, checkpoint_every=1)
     whole = run(config, dataset, partition, progress=False)
-    short = dataclasses.replace(config, rounds=2)
+    short = updated(config, rounds=2)
     run(short, dataset, partition, run_dir=tmp_path, progress=False)
     resumed = run(config, dataset, partition, run_dir=tmp_path, progress=False)
     for one, other in zip(whole.records, resumed.records, strict=True):
-        assert dataclasses.replace(one, seconds=0.0) == dataclasses.replace(other, seconds=0.0)
+        assert updated(one, seconds=0.0) == dataclasses.replace(other, seconds=0.0)
     for client in range(config.num_clients):
         ours, theirs = (made.state.clients.state(client) for made in (whole, resumed))
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)
@@ -74,7 +75,7 @@ def test_rougher_products_change_little_in_two_rounds(precision):
 
 @pytest.mark.gpu
 def test_a_run_says_what_it_ran_on(config, dataset, partition):
-    about = Experiment(dataclasses.replace(config, layout="lockstep"), dataset, partition).about()
+    about = Experiment(updated(config, layout="lockstep"), dataset, partition).about()
     kind = jax.local_devices()[0].platform
     assert kind == "cpu" or jax.local_devices()[0].device_kind in about["devices"]
     assert about["config"]["precision"] == "highest"

@@ -7,7 +7,7 @@ from small import METHODS, algorithm_1, command_words, engine_of, small_config, 
 
 from pfedafm_jax.cli.commands import sweep
 from pfedafm_jax.config.config import Config, updated
-from pfedafm_jax.config.method_settings import settings_of
+from pfedafm_jax.config.method_settings import float_fields
 from pfedafm_jax.data.load import load_data, split
 from pfedafm_jax.engine.programs import TRACED, compiled
 from pfedafm_jax.methods import find_method
@@ -23,8 +23,9 @@ SWEPT |= {"devices": 1}
 def test_numbers_are_no_part_of_what_is_compiled(method):
     config = small_config(method)
     form = engine_of(config, *small_data()).program_key
-    own = settings_of(find_method(method).Settings).values()
-    numbers = {s.name: 0.375 for s in own if s.kind is float and s.default is not None}
+    own = find_method(method).Settings
+    defaults = {name: own.model_fields[name].default for name in float_fields(own)}
+    numbers = {name: 0.375 for name, default in defaults.items() if default is not None}
     run = dict.fromkeys(("learning_rate", "momentum", "weight_decay", "clip_norm"), 0.3)
     other = engine_of(
         updated(config, {**run, "seed": 9, "rounds": 7, method: numbers}), *small_data()

@@ -79,7 +79,7 @@ def test_engine_equals_algorithm_1_with_a_network_of_the_paper(config):
     partition = Partition((rows[:12], rows[12:24]), (rows[24:40], rows[40:56]), (rows[:0],) * 2)
     networks = {"architectures": ("cnn5",), "shared_extractor": "cnn5", "feature_size": 500}
     config = changed(config, num_clients=2, participation=1.0, batch_size=6, **networks)
-    config = dataclasses.replace(config, local_epochs=1, learning_rate=0.01)
+    config = updated(config, local_epochs=1, learning_rate=0.01)
     programs = engine_of(config, dataset, partition)
     one, [ours] = play(programs, [None])
     two, [theirs] = play(algorithm_1(programs), [None])
@@ -184,7 +184,7 @@ def test_sgd_and_clipping_by_hand():
     ("aggregation", "expected"), [("samples", [21, 5, 29]), ("uniform", [1, 1, 1])]
 )
 def test_weights_of_the_average(config, dataset, partition, aggregation, expected):
-    programs = engine_of(dataclasses.replace(config, aggregation=aggregation), dataset, partition)
+    programs = engine_of(updated(config, aggregation=aggregation), dataset, partition)
     assert weights_of(programs.federation, [0, 3, 2]) == expected
 
 

@@ -15,7 +15,7 @@ from paper.study import SCALES, Study, estimator, name_of
 from paper.tables import accuracy_table
 
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.config.config import Config
+from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.methods import find_method, method_names
 from pfedafm_jax.results import plots
 from pfedafm_jax.results.tables import markdown
@@ -43,7 +43,7 @@ def test_the_cost_to_a_target_is_that_up_to_the_first_round_that_reaches_it():
 
 @pytest.mark.parametrize(("clients", "participants"), [(10, 10), (50, 10), (100, 10)])
 def test_the_scale_of_the_paper_has_its_columns(clients, participants):
-    config = SCALES["paper"].settings(Config.load("hetero_cifar10"), clients).check()
+    config = SCALES["paper"].settings(Config.load("hetero_cifar10"), clients)
     assert (config.rounds, config.local_epochs, config.learning_rate) == (500, 10, 0.01)
     assert (config.num_clients, config.num_participants) == (clients, participants)
 
@@ -93,7 +93,7 @@ def test_quick_runs_have_the_settings_of_their_configuration_and_known_folders(t
     tasks = {name: task.config for name, task in tasks_of(study(tmp_path)).items()}
     named = {"hetero_cifar10": "pfedafm", "homo_cifar100": "fd", "hetero_cifar100": "fml"}
     for name, method in named.items():
-        expected = dataclasses.replace(Config.load(name), method=method, rounds=20)
+        expected = updated(Config.load(name), method=method, rounds=20)
         assert tasks[f"{name}-n100/{method}-seed0"] == expected
     assert tasks["hetero_cifar10-n100-mixlr0.1/pfedafm-seed2"].pfedafm.mix_learning_rate == 0.1
     assert tasks["hetero_cifar100-n100-classes50/fedproto-seed0"].classes_per_client == 50
@@ -155,7 +155,7 @@ def test_accuracies_stand_beside_the_papers(tmp_path):
     asked = study(tmp_path, datasets=("cifar10",))
 
     def run(method, level, **changes):
-        config = dataclasses.replace(asked.task(method, "cifar10").config, **changes)
+        config = updated(asked.task(method, "cifar10").config, **changes)
         return made_up(config, level, 4 if method == "fedapen" else 0)
 
     found = {

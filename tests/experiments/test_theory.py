@@ -1,7 +1,5 @@
 """The theory's estimates on a problem whose constants are known, and the study of a small run."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,7 +86,7 @@ def test_the_bound_holds_for_plain_sgd_and_is_void_for_too_large_a_step():
 
 @pytest.mark.slow
 def test_extractors_trained_again_average_to_the_servers(config, dataset, partition):
-    config = dataclasses.replace(config, architectures=("small_b",))
+    config = updated(config, architectures=("small_b",))
     programs = engine_of(config, dataset, partition)
     state = programs.start()
     old = jax.device_get(state.server["shared_extractor"])
@@ -128,7 +126,7 @@ def test_extractors_trained_again_average_to_the_servers(config, dataset, partit
 
 
 def test_the_theorems_rounds_are_the_visits_of_a_client(config):
-    everyone = dataclasses.replace(config, participation=1.0)
+    everyone = updated(config, participation=1.0)
     assert theory.visits_per_client(everyone, [1, 2, 5]) == [1, 2, 5]
     drawn = [draw_participants(config.seed, number, 6, 3) for number in (1, 2)]
     assert theory.visits_per_client(config, [1, 2]) == [1, 6 / len(set(np.ravel(drawn)))]
@@ -136,7 +134,7 @@ def test_the_theorems_rounds_are_the_visits_of_a_client(config):
 
 @pytest.mark.slow
 def test_a_study_is_measured_drawn_and_told(config, tmp_path):
-    settings = dataclasses.replace(config, synthetic_samples=240, architectures=("small_b",))
+    settings = updated(config, synthetic_samples=240, architectures=("small_b",))
     lines: list[str] = []
     result = theory.study(settings, log=lines.append)
     assert any("round 3/3" in line for line in lines)

@@ -184,7 +184,7 @@ def test_the_loss_of_a_visit_by_hand(method, programs):
     rng, method_itself = np.random.default_rng(1), replace(programs.method, training=still)
     if method == "pfedafm":
         client["mix"] = np.full_like(client["mix"], 0.25)
-        own = replace(method_itself.settings, mix_learning_rate=0.0)
+        own = method_itself.settings.model_copy(update={"mix_learning_rate": 0.0})
         method_itself = replace(method_itself, settings=own)
     for rows, known in (("class_scores", "class_known"), ("prototypes", "prototype_known")):
         if rows in server:

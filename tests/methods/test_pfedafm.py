@@ -27,7 +27,7 @@ from pfedafm_jax.training.train import train
 
 
 def own(method, **values):
-    return dataclasses.replace(method, settings=dataclasses.replace(method.settings, **values))
+    return dataclasses.replace(method, settings=method.settings.model_copy(update=values))
 
 
 class Visit:

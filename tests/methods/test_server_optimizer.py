@@ -1,7 +1,5 @@
 """Server optimizers and the running mean of broadcasts: by hand, against the plain loop, refused."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +18,7 @@ from small import (
 )
 
 from pfedafm_jax.base.errors import PfedafmError
+from pfedafm_jax.config.config import updated
 from pfedafm_jax.methods.server_optimizer import (
     MEMORY,
     RUNNING_MEAN,
@@ -142,4 +141,4 @@ def test_methods_whose_server_averages_no_weights_are_refused(method):
 def test_rates_are_the_usual_ones_where_none_is_named():
     config = small_config("fedavg", server_optimizer="yogi")
     assert ServerOptimizer.of(config).learning_rate == 0.01
-    assert ServerOptimizer.of(replace(config, server_learning_rate=0.3)).learning_rate == 0.3
+    assert ServerOptimizer.of(updated(config, server_learning_rate=0.3)).learning_rate == 0.3

@@ -1,6 +1,5 @@
 """The native operations and XLA's: against plain convolutions and numpy, and under every map."""
 
-import dataclasses
 from functools import partial
 
 import chex
@@ -12,6 +11,7 @@ from jax import lax
 from small import METHODS, engine_of, plain_loop, slow_but
 
 from pfedafm_jax.base.errors import PfedafmError
+from pfedafm_jax.config.config import updated
 from pfedafm_jax.engine import Engine
 from pfedafm_jax.models import kernels
 from pfedafm_jax.models.kernels import conv_pool, sgd
@@ -242,7 +242,7 @@ def test_other_numbers_are_no_other_program(form):
 
 @pytest.mark.parametrize("method", slow_but((), METHODS))
 def test_the_engine_is_the_plain_loop_with_both_forms(method, config, dataset, partition):
-    found, config = {}, dataclasses.replace(config, method=method, architectures=("small_b",))
+    found, config = {}, updated(config, method=method, architectures=("small_b",))
     for name in FORMS:
         with kernels.using(name):
             programs = engine_of(config, dataset, partition)

@@ -27,6 +27,7 @@ from small import (
 
 from pfedafm_jax import export_client, load_client, load_run, run
 from pfedafm_jax.base.errors import PfedafmError
+from pfedafm_jax.config.config import updated
 from pfedafm_jax.engine.visit import PRIVATE_STATISTICS
 from pfedafm_jax.models.batch_stats import statistics_of
 from pfedafm_jax.models.flax_modules import training
@@ -248,7 +249,7 @@ def test_a_run_is_resumed_opened_exported_and_joined(method, tmp_path):
     config = small_config(method, rounds=3, checkpoint_every=1, **changes)
     dataset, partition = small_data()
     whole = run(config, dataset, partition, run_dir=tmp_path / "whole", progress=False)
-    short = replace(config, rounds=2)
+    short = updated(config, rounds=2)
     run(short, dataset, partition, run_dir=tmp_path / "short", progress=False)
     again = run(config, dataset, partition, run_dir=tmp_path / "short", progress=False)
     for client in range(4):

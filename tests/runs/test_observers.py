@@ -10,13 +10,15 @@ import pytest
 from by_hand import record, run_by_hand
 
 from pfedafm_jax.base.errors import PfedafmError
+from pfedafm_jax.base.terminal import console
 from pfedafm_jax.cli.options import parse
+from pfedafm_jax.config.config import updated
 from pfedafm_jax.engine import Federation
 from pfedafm_jax.results import plots
 from pfedafm_jax.results.run import read_run
 from pfedafm_jax.runs.drive import run
 from pfedafm_jax.runs.observers import Observation, Observer, TensorBoard, WeightsAndBiases, scalars
-from pfedafm_jax.runs.progress import console, print_plan, print_table
+from pfedafm_jax.runs.progress import print_plan, print_table
 
 ROUNDS = 5
 SEEN = {"c": np.array([np.nan]), "d": np.array([np.inf, 7.0])}
@@ -49,7 +51,7 @@ class Notes(Observer):
 @pytest.fixture(scope="module")
 def observed(config, dataset, partition):
     """Runs with observers, without pictures."""
-    settings = replace(config, rounds=ROUNDS, eval_every=2, checkpoint_every=2)
+    settings = updated(config, rounds=ROUNDS, eval_every=2, checkpoint_every=2)
     data = settings, dataset, partition
 
     def observed(folder, *observers):

@@ -12,9 +12,10 @@ import pytest
 from small import states
 
 from pfedafm_jax import PfedafmError, compare, read_run, run
+from pfedafm_jax.base.terminal import clean
+from pfedafm_jax.config.config import updated
 from pfedafm_jax.results import plots
 from pfedafm_jax.results.tables import table
-from pfedafm_jax.runs import progress
 from pfedafm_jax.runs.experiment import Experiment
 
 ROUNDS = 3
@@ -22,7 +23,7 @@ ROUNDS = 3
 
 @pytest.fixture(scope="module")
 def settings(config):
-    return replace(config, rounds=ROUNDS, eval_every=2, checkpoint_every=2)
+    return updated(config, rounds=ROUNDS, eval_every=2, checkpoint_every=2)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def in_folder(settings, dataset, partition, tmp_path_factory):
 @pytest.fixture(scope="module")
 def short(settings):
     """One round of the cheapest method with the smallest network."""
-    return replace(settings, rounds=1, architectures=("small_b",), method="standalone")
+    return updated(settings, rounds=1, architectures=("small_b",), method="standalone")
 
 
 @pytest.fixture
@@ -185,10 +186,10 @@ def test_a_damaged_file_of_a_finished_run_is_written_anew_from_its_checkpoint(
 )
 def test_any_name_is_only_a_name(name, short, dataset, partition, tmp_path, no_pictures, capsys):
     for _ in range(2):
-        named = replace(short, dataset=name)
+        named = updated(short, dataset=name)
         run(named, dataset, partition, run_dir=tmp_path / name, name=name)
     said = "".join(capsys.readouterr().out.split())  # however lines are broken
-    assert "".join(progress.clean(name).split()) in said and "finishedalready" in said
+    assert "".join(clean(name).split()) in said and "finishedalready" in said
 
 
 def test_a_comparison_is_the_same_in_memory_and_in_a_folder(

@@ -39,7 +39,7 @@ def no_pictures():
 
 @pytest.fixture(scope="module")
 def settings(config):
-    return replace(config, rounds=ROUNDS, eval_every=3, checkpoint_every=2)
+    return updated(config, rounds=ROUNDS, eval_every=3, checkpoint_every=2)
 
 
 @pytest.fixture(scope="module")
@@ -149,25 +149,25 @@ def test_a_run_that_ends_after_any_round_goes_on_to_the_same_bits(make, settings
 
 def test_a_finished_run_with_more_rounds_is_the_longer_run(make, settings, straight, folder):
     """Begun in memory, and ended with the clients on disk."""
-    train_in(folder, make(replace(settings, rounds=4, store="memory")))
+    train_in(folder, make(updated(settings, rounds=4, store="memory")))
     assert rows(folder)[3]["all_clients_accuracy"] is not None  # it was the last round
-    assert state(replace(settings, rounds=4), folder) == "done"
+    assert state(updated(settings, rounds=4), folder) == "done"
     assert state(settings, folder) == "started"
-    longer = make(replace(settings, store="disk"))
+    longer = make(updated(settings, store="disk"))
     train_in(folder, longer)
     assert_same_run(longer, folder, *straight)
 
 
 def test_an_unfinished_run_with_fewer_rounds_is_the_shorter_run(make, settings, folder):
     crashed(folder, make(settings), 5)
-    shorter, whole = make(replace(settings, rounds=4)), make(replace(settings, rounds=4))
+    shorter, whole = make(updated(settings, rounds=4)), make(updated(settings, rounds=4))
     train_in(folder, shorter)
     train_in(folder.with_name("whole"), whole)
     assert_same_run(shorter, folder, whole, folder.with_name("whole"))
 
 
 def test_fresh_starts_over(make, settings, straight, folder):
-    crashed(folder, make(replace(settings, seed=6)), 5)
+    crashed(folder, make(updated(settings, seed=6)), 5)
     again = make(settings)
     assert train_in(folder, again, fresh=True) == 0
     assert_same_run(again, folder, *straight)
@@ -219,7 +219,7 @@ def test_a_damaged_last_checkpoint_is_named_and_the_one_before_used(
 
 
 def test_neither_checkpoints_nor_evaluations_change_a_weight(make, settings, straight, folder):
-    often = make(replace(settings, eval_every=1, checkpoint_every=0))
+    often = make(updated(settings, eval_every=1, checkpoint_every=0))
     train_in(folder, often)
     assert len(often.history.evaluations) == ROUNDS and len(straight[0].history.evaluations) == 3
     assert weights(often) == weights(straight[0])
@@ -232,7 +232,7 @@ def test_another_number_of_devices_may_go_on(make, settings, straight, folder):
     """Within tolerance of the run on one device, and the same bits each time."""
     crashed(folder, make(settings), 6)
     shutil.copytree(folder, folder.with_name("again"))
-    pair = [make(replace(settings, devices=2)) for _ in range(2)]
+    pair = [make(updated(settings, devices=2)) for _ in range(2)]
     for experiment, name in zip(pair, ("run", "again"), strict=True):
         train_in(folder.with_name(name), experiment)
     assert_same_run(pair[0], folder, pair[1], folder.with_name("again"))
@@ -256,24 +256,24 @@ def test_updates_that_are_not_finite_are_counted_and_survive_a_restart(make, set
 
 def test_a_finished_run_is_known_as_such_and_no_round_is_taken_from_it(settings, straight):
     _, folder = straight
-    assert state(replace(settings, devices=2, store="disk", eval_every=1), folder) == "done"
+    assert state(updated(settings, devices=2, store="disk", eval_every=1), folder) == "done"
     assert state(settings, folder, fresh=True) == "again"
     with pytest.raises(PfedafmError, match="rounds = 3 cannot be used; accepted: 7 or more"):
-        find_existing(Task(replace(settings, rounds=3), folder))
-    assert state(replace(settings, rounds=3), folder, longer=True) == "done"
+        find_existing(Task(updated(settings, rounds=3), folder))
+    assert state(updated(settings, rounds=3), folder, longer=True) == "done"
 
 
 def test_other_settings_are_refused_with_the_differences(make, settings, folder):
     crashed(folder, make(settings), 3)
     files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    other = replace(settings, learning_rate=0.5, seed=6, rounds=9)
+    other = updated(settings, learning_rate=0.5, seed=6, rounds=9)
     with pytest.raises(PfedafmError) as caught:
         find_existing(Task(other, folder))
     text = str(caught.value)
     assert "learning_rate: 0.05 → 0.5\n" in text and "seed: 5 → 6\n" in text
     assert "rounds:" not in text and "--fresh" in text and "--run-dir" in text
     with pytest.raises(PfedafmError, match="seed: 5 → 6"):
-        train_in(folder, make(replace(settings, seed=6)))
+        train_in(folder, make(updated(settings, seed=6)))
     assert files == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -292,7 +292,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(make, settings):
 
 
 def test_a_finished_run_without_checkpoints_is_not_thrown_away(make, settings, folder):
-    train_in(folder, make(replace(settings, rounds=2, checkpoint_every=0)))
+    train_in(folder, make(updated(settings, rounds=2, checkpoint_every=0)))
     assert not checkpoint_folder(folder).exists()
     with pytest.raises(PfedafmError, match="no checkpoint to resume from; --fresh"):
         find_existing(Task(settings, folder))
@@ -300,16 +300,16 @@ def test_a_finished_run_without_checkpoints_is_not_thrown_away(make, settings, f
 
 
 def test_the_number_of_rounds_is_part_of_fedkd(config):
-    fedkd = replace(config, method="fedkd", rounds=10)
+    fedkd = updated(config, method="fedkd", rounds=10)
     stored = json.loads(json.dumps(fedkd.as_dict()))
     assert differences(stored, fedkd) == []
-    assert differences(stored, replace(fedkd, rounds=20)) == ["rounds: 10 → 20"]
+    assert differences(stored, updated(fedkd, rounds=20)) == ["rounds: 10 → 20"]
     assert differences(stored | {"no_such_setting": 3}, fedkd) == ["no_such_setting: 3 → (unknown)"]
     assert differences({k: v for k, v in stored.items() if k != "checkpoint_every"}, fedkd) == []
 
 
 def test_a_folder_in_use_is_refused(settings, straight):
-    more = replace(settings, rounds=ROUNDS + 1)
+    more = updated(settings, rounds=ROUNDS + 1)
     with RunFolder(straight[1]).lock(), pytest.raises(PfedafmError, match="in use by another run"):
         find_existing(Task(more, straight[1]))
     assert state(more, straight[1]) == "started"
@@ -337,7 +337,7 @@ def test_checkpoints_lie_beside_runs_where_there_is_a_place_for_them(tmp_path):
 def test_a_comparison_that_is_stopped_goes_on_to_the_same_records(
     settings, dataset, partition, tmp_path
 ):
-    short = replace(settings, rounds=3)
+    short = updated(settings, rounds=3)
     signals = Signals()
 
     def stop():

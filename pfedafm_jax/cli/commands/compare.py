@@ -1,25 +1,48 @@
-"""Methods side by side, same split and seeds: `pfedafm compare --config NAME --methods paper,controls`."""
+"""Methods side by side, same split and seeds: `pfedafm compare --methods paper,controls`."""
 
-import argparse
+from typing import Annotated, ClassVar
 
-from pfedafm_jax.cli.options import parse, seeds
-from pfedafm_jax.methods import method_names
-from pfedafm_jax.runs.drive import compare
-from pfedafm_jax.runs.signals import Signals
+from annotated_types import Ge, Lt
 
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add, names = parser.add_argument, ", ".join(method_names())
-    known = f"paper (its eight), controls (four), all (every one), or some of: {names}"
-    add("--methods", default="paper", metavar="A,B,…", help=known)
-    add("--seeds", default="", metavar="0,1,…", help="several seeds give mean and deviation")
+from pfedafm_jax.cli.options import RunOptions, parse
 
 
-def main(argv: list[str]) -> int:
-    config, options = parse(argv, "compare", __doc__ or "", add_options)
-    more, base = options.more, options.run_dir
-    base = base if more.run_dir else base.with_name(f"{base.name}-compare")
+class CompareOptions(RunOptions):
+    """What `pfedafm compare` takes beside the settings."""
+
+    placeholders: ClassVar[dict[str, str]] = {
+        **RunOptions.placeholders,
+        "methods": "A,B,…",
+        "seeds": "0,1,…",
+    }
+
+    methods: tuple[str, ...] = ("paper",)
+    """Names, or paper, controls, all. paper: its eight; controls: four in which all clients have
+    one network or one extractor; all: every method."""
+    seeds: tuple[Annotated[int, Ge(0), Lt(2**32)], ...] = ()
+    """Several seeds give mean and deviation."""
+
+
+def main(words: list[str]) -> int:
+    """Trains, or resumes, the runs that these words ask for, and compares them."""
+    asked = parse(words, "compare", __doc__ or "", CompareOptions)
+    options = asked.options
+    run_dir = asked.run_dir
+    if options.run_dir is None:
+        run_dir = run_dir.with_name(f"{run_dir.name}-compare")
+
+    from pfedafm_jax import compare
+    from pfedafm_jax.runs.signals import Signals
+
     with Signals() as signals:
-        shared = options.start(config.devices) | {"run_dir": base, "fresh": more.fresh}
-        compare(config, more.methods, seeds(more.seeds), signals=signals, **shared)
+        shared = asked.start()
+        compare(
+            asked.config,
+            options.methods,
+            options.seeds or None,
+            run_dir=run_dir,
+            fresh=options.fresh,
+            signals=signals,
+            **shared,
+        )
     return 0

@@ -1,20 +1,29 @@
 """Writes a trained client for use elsewhere: `pfedafm export RUN --client 3 --out DIR`."""
 
-import argparse
+from typing import ClassVar
 
-from pfedafm_jax.cli.commands.predict import add_client, chosen
-from pfedafm_jax.inference.export import export_client
-from pfedafm_jax.runs.progress import clean, console
+from pfedafm_jax.base.terminal import clean, console
+from pfedafm_jax.cli.commands.predict import ClientOptions, find_client
+from pfedafm_jax.cli.options import read_options
 
 
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser("pfedafm export", description=__doc__, allow_abbrev=False)
-    add_client(parser)
-    parser.add_argument(
-        "--out", required=True, metavar="DIR", help="a folder: new, empty, or of an export"
-    )
-    parser.add_argument("--onnx", action="store_true", help="also as ONNX (extra: onnx)")
-    asked = parser.parse_args(argv)
-    for file in export_client(chosen(asked), asked.out, asked.onnx):
+class ExportOptions(ClientOptions):
+    """What `pfedafm export` takes."""
+
+    placeholders: ClassVar[dict[str, str]] = {**ClientOptions.placeholders, "out": "DIR"}
+
+    out: str
+    """A folder: new, empty, or of an export."""
+    onnx: bool = False
+    """Also as ONNX (extra: onnx)."""
+
+
+def main(words: list[str]) -> int:
+    """Writes the client that these words select."""
+    asked = read_options(words, "export", __doc__ or "", ExportOptions)
+
+    from pfedafm_jax.inference.export import export_client
+
+    for file in export_client(find_client(asked), asked.out, asked.onnx):
         console.print(f"  {clean(str(file))}  {file.stat().st_size / 1e6:.1f} MB")
     return 0

@@ -1,198 +1,72 @@
 """Settings chosen by held-out data: `pfedafm sweep --method fd --grid fd.gamma=0.1,1,10`.
 
-A part of every client's training data is held out and takes the place of the test images, which
-are not used at all. Settings are ranked by the accuracy of all clients after the last round.
-best.toml is the result: pfedafm run --config …/best.toml
+A part of every client's training data is held out and
+takes the place of the test images, which are not used at all. Settings are ranked by the accuracy
+of all clients after the last round. best.toml is the result: pfedafm run --config …/best.toml
 """
 
-import argparse
 import itertools
-import json
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, ClassVar
 
-import numpy as np
+from annotated_types import Ge, Lt
 
-from pfedafm_jax.base.errors import PfedafmError, bad
-from pfedafm_jax.base.files import check_writable, write_atomically
-from pfedafm_jax.cli import options as cli
-from pfedafm_jax.cli.flags import every_setting, spelled
-from pfedafm_jax.config.config import Config, updated
-from pfedafm_jax.data import Dataset, Partition
-from pfedafm_jax.data.load import split
-from pfedafm_jax.methods import find_method
-from pfedafm_jax.methods.checks import check_names
-from pfedafm_jax.results.run import MATTERS_IF, Run
-from pfedafm_jax.results.tables import markdown, mean_and_deviation, percent
-from pfedafm_jax.runs.drive import run_all
-from pfedafm_jax.runs.existing import ELSEWHERE, Task, find_existing
-from pfedafm_jax.runs.progress import console, print_table
-from pfedafm_jax.runs.signals import Signals
-
-HELD_OUT = 0.1  # fraction of each client's training data, by default
-Grid = dict[str, tuple[Any, ...]]  # setting, `fd.gamma` for one of a method, → values
-Point = dict[str, Any]  # setting → value
-Score = dict[str, Any]  # an entry of `sweep.json`
+from pfedafm_jax.base.errors import bad
+from pfedafm_jax.cli.options import RunOptions, parse
+from pfedafm_jax.config.config import updated
 
 
-def parse_grid(words: Sequence[str]) -> Grid:
-    """`["batch-size=64,512", "pfedafm.mix_fixed=none,0.5"]` → names and values."""
-    grid: Grid = {}
-    every = every_setting()
-    for word in words:
-        name, _, values = word.partition("=")
-        name, accepted = name.strip().replace("-", "_"), ""
-        if not name or not all(value.strip() for value in values.split(",")):
-            accepted = "SETTING=VALUE,VALUE,… like batch_size=64,512"
-        elif name in ("seed", "validation_fraction"):
-            accepted = "settings to choose; --seeds and --validation-fraction are flags"
-        elif name in grid:
-            accepted = f"each setting once; {name} is there already"
-        if accepted:
-            raise bad("grid", word, accepted)
-        prefix, read = name[: name.rfind(".") + 1], str  # one that is unknown is told later
-        if name in every:
-            read = partial(every[name].read, prefix=prefix)
-        grid[name] = tuple(dict.fromkeys(read(value.strip()) for value in values.split(",")))
-    return grid
+class SweepOptions(RunOptions):
+    """What `pfedafm sweep` takes beside the settings."""
 
-
-def _check_matters(name: str, grid: Grid, config: Config) -> None:
-    """Raises if all values of a setting would give the same run."""
-    prefix, dot, _ = name.partition(".")
-    other, value = MATTERS_IF.get(name, ("method", prefix if dot else config.method))
-    if other not in grid and name in every_setting() and getattr(config, other) != value:
-        flag = other.replace("_", "-")
-        accepted = f"settings that matter here: {name} does so with --{flag} {value}"
-        raise bad("grid", name, accepted)
-
-
-def points(grid: Grid) -> list[Point]:
-    """All combinations, the last setting changing fastest."""
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-
-
-def shown(value: Any) -> str:
-    """A value in a table and in a folder's name."""
-    if isinstance(value, tuple):
-        return "+".join(value)
-    short = f"{value:g}" if isinstance(value, float) else str(value)
-    return short if str(value) == short or float(short) == value else str(value)
-
-
-def label(point: Point) -> str:
-    """A folder's name: `batch_size=64,mix_learning_rate=0.1`."""
-    words = (f"{name.split('.')[-1]}={shown(value)}" for name, value in point.items())
-    return ",".join(words).replace("/", "_") or "as_it_is"
-
-
-def validation_split(config: Config, dataset: Dataset) -> Partition:
-    """The clients' shares, with held-out training data in place of the test data."""
-    whole = split(config, dataset)
-    nothing = tuple(np.zeros(0, np.int32) for _ in whole.train)
-    return replace(whole, test=whole.validation, validation=nothing)
-
-
-# -------------------------------------------------------------------------------- the choice
-
-
-def scored(point: Point, runs: Sequence[Run]) -> Score:
-    """What `sweep.json` says of a point, from its runs, one per seed.
-
-    `validation` is the accuracy of all clients after the last round of each; points are ranked by
-    their mean, `accuracy`, which is None if a run diverged or has none.
-    """
-    own = [run.summary for run in runs]
-    scores = [one.final_all_clients_accuracy for one in own]
-    diverged = [one.diverged_at_round for one in own if one.diverged_at_round is not None]
-    return {
-        "point": point,
-        "accuracy": None if diverged or None in scores else mean_and_deviation(scores)[0],
-        "validation": scores,
-        "diverged": min(diverged, default=None),
-        "last_ten": [one.last_ten_mean_accuracy for one in own],
-        "rounds": [one.rounds for one in own],
-        "seconds": [one.seconds for one in own],
-        "seeds": [run.config["seed"] for run in runs],
+    heading: ClassVar[str] = "Sweep"
+    placeholders: ClassVar[dict[str, str]] = {
+        **RunOptions.placeholders,
+        "grid": "SETTING=A,B,…",
+        "seeds": "0,1,…",
     }
+    repeated: ClassVar[tuple[str, ...]] = (*RunOptions.repeated, "grid")
+
+    grid: tuple[str, ...] = ()
+    """Values of a setting; may be repeated."""
+    seeds: tuple[Annotated[int, Ge(0), Lt(2**32)], ...] = ()
+    """Several seeds: the choice is by their mean."""
+    drop_checkpoints: bool = False
+    """Remove the checkpoints of a run that is finished."""
 
 
-def ranked(scores: Sequence[Score]) -> list[Score]:
-    """Best first, the grid's own order among equals; those without an accuracy last."""
-    return sorted(scores, key=lambda one: 1.0 if one["accuracy"] is None else -one["accuracy"])
+def main(words: list[str]) -> int:
+    """Trains, or resumes, a run for each combination, and writes which is best."""
+    asked = parse(words, "sweep", __doc__ or "", SweepOptions)
+    given, more = asked.config, asked.options
 
+    from pfedafm_jax.base.files import check_writable
+    from pfedafm_jax.base.terminal import console
+    from pfedafm_jax.cli import sweep
+    from pfedafm_jax.methods import find_method
+    from pfedafm_jax.methods.checks import check_names
+    from pfedafm_jax.runs.drive import run_all
+    from pfedafm_jax.runs.existing import ELSEWHERE, Task, find_existing
+    from pfedafm_jax.runs.signals import Signals
 
-def rows(scores: Sequence[Score]) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows of a table of all points, as ranked."""
-    found = []
-    for place, one in enumerate(scores, 1):
-        accuracy = percent(*mean_and_deviation(one["validation"]))
-        if one["diverged"] is not None:
-            accuracy = f"✗ diverged at round {one['diverged']}"
-        last, _ = mean_and_deviation(one["last_ten"])
-        length, minutes = max(one["rounds"]), sum(one["seconds"]) / 60
-        values = map(shown, one["point"].values())
-        found.append([str(place), *values, accuracy, percent(last), str(length), f"{minutes:.1f}"])
-    short = [name.split(".")[-1] for name in scores[0]["point"]]
-    return ["place", *short, "all clients, %", "last ten rounds, %", "rounds", "min"], found
-
-
-def write(base: Path, given: Config, scores: Sequence[Score], about: str) -> None:
-    """Writes the table, the numbers and the chosen configuration; `about` says how."""
-    title = f"{find_method(given.method).title}, {given.dataset}: {len(scores)} settings"
-    headings, cells = rows(scores)
-    print_table(headings, cells, "Accuracy on validation data, after the last round")
-    write_atomically(base / "sweep.md", f"# {title}\n\n{about}\n\n{markdown(headings, cells)}")
-    write_atomically(base / "sweep.json", json.dumps(scores, indent=2) + "\n")
-    best = scores[0]
-    if best["accuracy"] is None:
-        words = "have diverged; try lower learning rates"
-        if any(one["diverged"] is None for one in scores):
-            words = "have diverged or no accuracy on held-out data"
-        raise PfedafmError(f"nothing to choose: all runs of {base} {words}")
-    words = f"{percent(best['accuracy'])} % of all clients' validation images right, the best of\n"
-    chosen = updated(given, best["point"]).toml(f"{words}{title}.\n{about}")
-    write_atomically(base / "best.toml", chosen)
-    for name in ("sweep.md", "sweep.json", "best.toml"):
-        console.print(f"  {base / name}")
-
-
-# -------------------------------------------------------------------------------- the command
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--grid", action="append", default=[], metavar="SETTING=A,B,…",
-        help="values of a setting; may be repeated")  # fmt: skip
-    add("--seeds", default="", metavar="0,1,…", help="several seeds: the choice is by their mean")
-    add("--drop-checkpoints", action="store_true", help="remove those of a run that is finished")
-
-
-def main(argv: list[str]) -> int:
-    given, options = cli.parse(argv, "sweep", __doc__ or "", add_options)
-    more = options.more
     if more.coordinator is not None:
         raise bad("coordinator", more.coordinator, "nothing: a sweep is run by one process")
     if not more.grid:
         raise bad("grid", None, "SETTING=VALUE,VALUE,… once or more, like batch_size=64,512")
-    grid = parse_grid(more.grid)
+    grid = sweep.parse_grid(more.grid)
     for name in grid:
-        _check_matters(name, grid, given)
-    asked = [spelled(word).partition("=")[0] for word in argv]
-    if "--validation-fraction" in asked and not given.validation_fraction:
+        sweep.check_matters(name, grid, given)
+    if "validation_fraction" in asked.flags and not given.validation_fraction:
         raise bad("validation_fraction", 0, "above 0: a sweep ranks settings by held-out data")
-    seeds = cli.seeds(more.seeds) or [given.seed]
-    base = options.run_dir if more.run_dir else Path("runs") / f"sweep-{options.name}"
-    held_out = given.validation_fraction or HELD_OUT
-    config = replace(given, validation_fraction=held_out, eval_every=given.rounds)
+    seeds = more.seeds or (given.seed,)
+    base = asked.run_dir if more.run_dir else Path("runs") / f"sweep-{asked.name}"
+    held_out = given.validation_fraction or sweep.HELD_OUT
+    config = updated(given, validation_fraction=held_out, eval_every=given.rounds)
     tasks = []
-    for point, seed in itertools.product(points(grid), seeds):
-        own = check_names(replace(updated(config, point), seed=seed))
-        tasks.append(Task(own, base / label(point) / f"seed{seed}"))
-    shared = options.start(config.devices)
+    for point, seed in itertools.product(sweep.points(grid), seeds):
+        own = check_names(updated(config, point, seed=seed))
+        tasks.append(Task(own, base / sweep.label(point) / f"seed{seed}"))
+    shared = asked.start()
     check_writable(base)
     for number, task in enumerate(tasks):
         tasks[number] = find_existing(task, fresh=more.fresh, longer=True)
@@ -204,11 +78,16 @@ def main(argv: list[str]) -> int:
     console.print(f"{len(tasks)} runs, {sum(one.state == 'done' for one in tasks)} of them done")
     with Signals() as signals:
         drop = more.drop_checkpoints
-        shared |= {"split_of": validation_split, "drop_checkpoints": drop, "signals": signals}
+        shared |= {"split_of": sweep.validation_split, "drop_checkpoints": drop, "signals": signals}
         runs = iter(run_all(tasks, **shared))
-    scores = [scored(point, list(itertools.islice(runs, len(seeds)))) for point in points(grid)]
+    scores = [
+        sweep.scored(point, list(itertools.islice(runs, len(seeds))))
+        for point in sweep.points(grid)
+    ]
     named = ", ".join(map(str, seeds))
     part = f"{100 * held_out:g} % of each client's training data, seeds {named}"
-    given = replace(given, validation_fraction=0.0)  # what is chosen trains on all of it
-    write(base, given, ranked(scores), f"Evaluated on {part}, by\n\n    {options.command}")
+    given = updated(given, validation_fraction=0.0)  # what is chosen trains on all of it
+    sweep.write(
+        base, given, sweep.ranked(scores), f"Evaluated on {part}, by\n\n    {asked.command}"
+    )
     return 0
