@@ -57,7 +57,9 @@ def test_values_are_read_as_what_they_are():
     assert grid.label(grid.points(found)[0]).endswith(
         "=0.1,flip=True,mix_fixed=None,architectures=cnn1"
     )
-    with pytest.raises(PfedafmError, match=r"pfedafm\.mix_fixed = 'half' .* accepted: a number, or none"):
+    with pytest.raises(
+        PfedafmError, match=r"pfedafm\.mix_fixed = 'half' .* accepted: a number, or none"
+    ):
         grid.parse_grid(["pfedafm.mix_fixed=half"])
 
 
