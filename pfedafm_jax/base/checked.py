@@ -5,6 +5,7 @@ what is accepted, did you mean.
 """
 
 import ast
+import dataclasses
 import inspect
 import itertools
 import textwrap
@@ -12,11 +13,23 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Self, Union, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
 from pfedafm_jax.base.errors import PfedafmError, bad, known, suggestion
+
+AnyDataclass = TypeVar("AnyDataclass")
 
 ACCEPTED = {
     "bool": "true or false",
@@ -121,20 +134,40 @@ def plain(value: Any) -> Any:
     return value.item() if is_array_scalar else value
 
 
-def refused(error: ValidationError, kind: type[Checked]) -> PfedafmError:
+def read_json(kind: type[AnyDataclass], text: str | bytes) -> AnyDataclass:
+    """An instance of a dataclass from the JSON of a file; what cannot be one is refused.
+
+    Args:
+        kind: the dataclass, with the types and ranges of its fields, and with a
+            `__pydantic_config__`. We make it without checks: only what is read is checked.
+        text: a JSON object with a value for each field that has no default.
+    """
+    try:
+        return adapter_of(kind).validate_json(text)
+    except ValidationError as error:
+        raise refused(error, kind) from None
+
+
+@cache
+def adapter_of(kind: type) -> TypeAdapter:
+    """What pydantic reads a dataclass with."""
+    return TypeAdapter(kind)
+
+
+def refused(error: ValidationError, kind: type) -> PfedafmError:
     """The error for the first thing that pydantic refuses, in our sentence.
 
     Args:
         error: what pydantic raised.
-        kind: the model that was to be made, whose fields are known names.
+        kind: the model, or dataclass, that was to be made; its fields are known names.
     """
     first = error.errors(include_url=False)[0]
     path, problem, context = first["loc"], first["type"], first.get("ctx", {})
-    name = kind.prefix() + name_of(path)
+    name = prefix_of(kind) + name_of(path)
     value = first["input"]
     if problem == "missing":
         return PfedafmError(f"{name} is missing")
-    if problem == "extra_forbidden":
+    if problem in ("extra_forbidden", "unexpected_keyword_argument"):
         return unknown(str(path[-1]), kind)
     if problem == "json_invalid":
         return PfedafmError(f"no JSON: {context['error']}")
@@ -152,16 +185,30 @@ def refused(error: ValidationError, kind: type[Checked]) -> PfedafmError:
     return bad(name, value, accepted)
 
 
-def unknown(name: str, kind: type[Checked], others: Iterable[str] = ()) -> PfedafmError:
+def prefix_of(kind: type) -> str:
+    """What stands before the names of a model in errors."""
+    return kind.prefix() if issubclass(kind, Checked) else ""
+
+
+def annotations_of(kind: type) -> dict[str, Any]:
+    """The types of the fields of a model or dataclass, by name."""
+    if issubclass(kind, BaseModel):
+        return {name: field.annotation for name, field in kind.model_fields.items()}
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def unknown(name: str, kind: type, others: Iterable[str] = ()) -> PfedafmError:
     """The error for a name that a model does not have.
 
     Args:
         name: the name.
-        kind: the model.
+        kind: the model, or dataclass.
         others: names that it knows beside its fields.
     """
-    names = known(name, [*kind.model_fields, *others])
-    return PfedafmError(f"unknown {kind.what} {kind.prefix()}{name}; known: {names}")
+    names = known(name, [*annotations_of(kind), *others])
+    what = kind.what if issubclass(kind, Checked) else "value"
+    return PfedafmError(f"unknown {what} {prefix_of(kind)}{name}; known: {names}")
 
 
 @cache
@@ -211,9 +258,9 @@ def shown(bound: float) -> str:
     return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
 
 
-def may_be_none(kind: type[BaseModel], name: str) -> bool:
+def may_be_none(kind: type, name: str) -> bool:
     """Whether a field accepts None."""
-    field = kind.model_fields.get(name)
-    if field is None or get_origin(field.annotation) not in (Union, types.UnionType):
+    annotation = annotations_of(kind).get(name)
+    if get_origin(annotation) not in (Union, types.UnionType):
         return False
-    return type(None) in get_args(field.annotation)
+    return type(None) in get_args(annotation)

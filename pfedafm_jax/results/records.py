@@ -18,11 +18,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import NoneType
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Ge, Lt
+from pydantic import ConfigDict, PlainValidator
 
+from pfedafm_jax.base.checked import Checked, read_json
 from pfedafm_jax.base.errors import PfedafmError, reason
 from pfedafm_jax.base.files import _unusable, check_writable, read_bytes, write_atomically
 from pfedafm_jax.data import Partition
@@ -37,23 +39,43 @@ LAST_ROUNDS = 10  # of `last_ten_mean_accuracy`
 LOCK, MARK = ".lock", b"pfedafm_jax"  # the mark identifies our folders
 
 
+AS_WRITTEN = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+"""How files are read: nothing is converted, and what no run writes is refused."""
+
+Whole = Annotated[int, Ge(0), Lt(2**63)]  # of a table: an int64
+Client = Whole
+Accuracy = float | None
+
+
+def _number(value: Any) -> Any:
+    if value is None or (type(value) in (int, float) and _fits(value)):
+        return value
+    raise ValueError("a number, or none")
+
+
+Number = Annotated[float | None, PlainValidator(_number)]
+"""A number of a table, whole or not, or nothing where nothing was finite."""
+
+
 @dataclass(frozen=True)
 class Record:
     """One round. Accuracies are unweighted means over clients of the method's own prediction."""
 
-    round: int
-    mean_accuracy: float | None  # of the participants, each right after its training
-    all_clients_accuracy: float | None  # of all clients after the round; None: not evaluated
+    __pydantic_config__ = AS_WRITTEN
+
+    round: Annotated[int, Ge(1)]
+    mean_accuracy: Accuracy  # of the participants, each right after its training
+    all_clients_accuracy: Accuracy  # of all clients after the round; None: not evaluated
     loss: float | None  # mean over the participants' training; None: none was finite
     seconds: float
-    participants: list[int]  # without those that dropped out
-    not_finite: int  # participants whose update had NaN or infinity and was discarded
-    floats_up: int
-    floats_down: int
-    flops: int
-    more: dict[str, float | None] = field(default_factory=dict)
+    participants: list[Client]  # without those that dropped out
+    not_finite: Whole  # participants whose update had NaN or infinity and was discarded
+    floats_up: Whole
+    floats_down: Whole
+    flops: Whole
+    more: dict[str, Number] = field(default_factory=dict)
     """Other predictions, `mean_accuracy/small`, and what the method reports, `mix_mean`."""
-    dropped: list[int] = field(default_factory=list)
+    dropped: list[Client] = field(default_factory=list)
     """Clients that were drawn and dropped out; they received, and did and sent nothing."""
 
     @property
@@ -68,19 +90,11 @@ class Record:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Record":
-        """The inverse of `as_dict`; `ValueError` if a value is missing or of the wrong type."""
-        known = {one.name for one in fields(cls)} - {"more"}
-        if missing := known - {"dropped"} - values.keys():
-            raise ValueError(f"{', '.join(sorted(missing))} is missing")
-        for name, value in values.items():
-            kinds = (int,) if name in ("round", "not_finite") else (int, float, NoneType)
-            if name in ("participants", "dropped"):
-                if type(value) is not list or any(type(client) is not int for client in value):
-                    raise ValueError(f"{name} is no list of clients")
-            elif type(value) not in kinds or not _fits(value or 0):
-                raise ValueError(f"{name} is no number")
-        more = {name: value for name, value in values.items() if name not in known}
-        return cls(**{name: values[name] for name in known & values.keys()}, more=more)
+        """The inverse of `as_dict`; raises `PfedafmError` for a value that no run writes."""
+        names = [one.name for one in fields(cls) if one.name != "more"]
+        known = {name: values[name] for name in names if name in values}
+        more = {name: value for name, value in values.items() if name not in names}
+        return read_json(cls, json.dumps({**known, "more": more}))
 
 
 def _fits(value: float) -> bool:
@@ -99,24 +113,26 @@ def mean(values: np.ndarray) -> float | None:
 class Summary:
     """A run in numbers. `docs/evaluation.md` explains each accuracy."""
 
+    __pydantic_config__ = AS_WRITTEN
+
     method: str
     dataset: str
-    best_mean_accuracy: float | None
-    best_round: int | None
-    last_mean_accuracy: float | None
-    last_ten_mean_accuracy: float | None  # mean over the last ten rounds, or all if fewer
-    final_all_clients_accuracy: float | None
-    best_all_clients_accuracy: float | None
+    best_mean_accuracy: Accuracy
+    best_round: Annotated[int, Ge(1)] | None
+    last_mean_accuracy: Accuracy
+    last_ten_mean_accuracy: Accuracy  # mean over the last ten rounds, or all if fewer
+    final_all_clients_accuracy: Accuracy
+    best_all_clients_accuracy: Accuracy
     spread_over_clients: float | None  # standard deviation at the last evaluation of all clients
-    rounds: int
+    rounds: Whole
     seconds: float
     compile_seconds: float
     data_source: str
     floats_up_per_client: float | None
     floats_down_per_client: float | None
     flops_per_client_round: float | None
-    diverged_at_round: int | None
-    clients_not_finite: int
+    diverged_at_round: Annotated[int, Ge(1)] | None
+    clients_not_finite: Whole
     config: dict[str, Any]
     devices: str
     versions: dict[str, str]
@@ -128,6 +144,47 @@ class Summary:
     def as_dict(self) -> dict[str, Any]:
         """The content of `summary.json`."""
         return dict(vars(self))
+
+
+class Data(Checked):
+    """What `config.json` says of the data."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    source: str
+    """Where they came from."""
+    digest: str
+    """sha256 of all samples and labels."""
+    classes: tuple[str, ...] = ()
+    """Their names."""
+    image_shape: tuple[Whole, ...] = ()
+
+
+class Settings(Checked):
+    """Those settings in `config.json` that are needed to read the other files; a method that they
+    name may be one of a plugin that is not there."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    method: str
+    dataset: str
+    num_clients: Annotated[int, Ge(1)]
+    rounds: Annotated[int, Ge(1)]
+    seed: Whole
+
+
+class About(Checked):
+    """`config.json`: everything needed to run it again. It may have more, which is kept."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    config: Settings
+    versions: dict[str, str]
+    devices: str
+    data: Data
+    predictions: tuple[str, ...]
+    """Their names, the method's own first."""
+    architectures: tuple[str, ...]
 
 
 def summarize(

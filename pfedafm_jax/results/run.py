@@ -16,15 +16,14 @@ from typing import Any, NoReturn
 import numpy as np
 import pandas as pd
 
+from pfedafm_jax.base.checked import read_json
 from pfedafm_jax.base.errors import START_OVER, PfedafmError, bad, reason
 from pfedafm_jax.base.files import read_bytes
 from pfedafm_jax.config.config import REMOVED, Config, Machine
 from pfedafm_jax.data import Partition
 from pfedafm_jax.methods import find_method, method_names
-from pfedafm_jax.results.records import FORMAT, Record, Summary, summarize
+from pfedafm_jax.results.records import FORMAT, About, Record, Summary, summarize
 
-ABOUT = {"config", "versions", "devices", "data", "predictions", "architectures"}
-"""What `config.json` has."""
 EARLIER = ("sha256", "target_accuracy", "rounds_to_target", "floats_to_target", "flops_to_target")
 """What `config.json` and `summary.json` of earlier runs have beside it."""
 
@@ -178,8 +177,10 @@ def read_run(folder: str | Path) -> Run:
     if not any((folder / name).exists() for name in ("config.json", "rounds.jsonl")):
         raise _no_run(folder, "the folder of a run")
     about = _object(folder / "config.json")
-    if missing := sorted(ABOUT - about.keys()):
-        _damaged(folder / "config.json", f"{', '.join(missing)} is missing")
+    try:
+        About.model_validate(about)
+    except PfedafmError as error:
+        _damaged(folder / "config.json", error)
     written = _object(folder / "summary.json") if (folder / "summary.json").exists() else {}
     digests, path = written.pop("files", {}), folder / "rounds.jsonl"
     try:
@@ -193,9 +194,14 @@ def read_run(folder: str | Path) -> Run:
             return Run(about, records, summarize(records, about), False, folder)
         if written["config"] != about["config"] or written["rounds"] != len(records):
             _damaged(folder / "summary.json", "it does not belong to config.json and rounds.jsonl")
-        return Run(about, records, Summary(**written), True, folder, digests=digests)
-    except (KeyError, TypeError) as error:  # not what a run writes
+        summary = read_json(Summary, json.dumps(written))
+    except KeyError as error:  # not what a run writes
         _damaged(folder / ("summary.json" if written else "config.json"), error)
+    except Damaged:
+        raise
+    except PfedafmError as error:
+        _damaged(folder / "summary.json", error)
+    return Run(about, records, summary, True, folder, digests=digests)
 
 
 def _no_run(folder: Path, accepted: str) -> PfedafmError:
@@ -254,7 +260,9 @@ def _records(path: Path, lines: Sequence[bytes], num_clients: int) -> list[Recor
             drawn = (*record.participants, *record.dropped)
             if record.round != number or not all(0 <= one < num_clients for one in drawn):
                 raise ValueError("round or participants are not as a run writes them")
-        except ValueError as error:
+        except Damaged:
+            raise
+        except (PfedafmError, ValueError) as error:
             _damaged(path, f"line {number}: {error}")
         records.append(record)
     return records

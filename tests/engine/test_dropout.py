@@ -88,7 +88,7 @@ def test_a_record_without_anyone_dropped_is_as_it_always_was():
     record = Record(1, 0.5, None, 1.25, 2.0, [3], 0, 10, 10, 99)
     assert "dropped" not in record.as_dict()
     assert Record.from_dict(record.as_dict()) == record
-    with pytest.raises(ValueError, match="dropped is no list of clients"):
+    with pytest.raises(PfedafmError, match=r"^dropped = 2 cannot be used; accepted: a list"):
         Record.from_dict({**record.as_dict(), "dropped": 2})
 
 

@@ -99,7 +99,7 @@ def test_a_mean_over_runs_that_differ_in_more_than_the_seed_is_told(tmp_path, ca
     [
         (["nowhere"], "nowhere' cannot be used; accepted: the folder of a run"),
         (["run", "--group", "metod"], "group = 'metod' cannot be used"),
-        (["run", "--smooth", "0"], "smooth = 0 cannot be used; accepted: 1 or more"),
+        (["run", "--smooth", "0"], "smooth = '0' cannot be used; accepted: at least 1"),
         (["run", "--out", "plot.gif"], "out = 'plot.gif' cannot be used"),
         (["run", "--out", "nowhere/plot.png"], "a folder that exists"),
         (["run", "--out", "plots.png"], r"out = 'plots\.png' cannot be used"),
