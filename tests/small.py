@@ -101,7 +101,7 @@ def engine_of(config: Config, dataset, partition) -> Engine:
 
 def with_config(engine: Engine, **changes) -> Engine:
     """The same engine but for these settings of its federation."""
-    config = replace(engine.federation.config, **changes)
+    config = updated(engine.federation.config, **changes)
     federation = replace(engine.federation, config=config)
     return Engine(federation, engine.dataset, engine.partition)
 

@@ -93,18 +93,9 @@ def named(tree: Tree) -> Leaves:
     return {name: np.array(leaf) for name, leaf in by_path(tree).items()}
 
 
-def fitted(template: Tree, leaves: Leaves, rows: int | None = None) -> Tree:
-    """A tree like `template` (with a leading axis of `rows`) from leaves by path; raises if a leaf
-    does not fit."""
-    front = () if rows is None else (rows,)
-    expected = {n: ((*front, *np.shape(x)), x.dtype) for n, x in by_path(template).items()}
-    found = {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
-    if found != {name: entry for name, entry in expected.items() if 0 not in entry[0]}:
-        raise PfedafmError(f"the checkpoint was written for other networks; {START_OVER}")
-    whole = leaves | {name: np.zeros(*one) for name, one in expected.items() if 0 in one[0]}
-    return jax.tree.unflatten(jax.tree.structure(template), [whole[name] for name in expected])
-
-
-def filled(leaves: Leaves) -> Leaves:
-    """Without arrays of size zero, which Orbax does not accept."""
-    return {name: leaf for name, leaf in leaves.items() if leaf.size}
+def fitted(template: Tree, leaves: Leaves) -> Tree:
+    """A tree like `template` from leaves by path; raises if a leaf does not fit."""
+    expected = {name: (np.shape(leaf), leaf.dtype) for name, leaf in by_path(template).items()}
+    if {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()} != expected:
+        raise PfedafmError(f"the weights were written for other networks; {START_OVER}")
+    return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in expected])

@@ -188,8 +188,8 @@ class Nodes:
 class NodesExecutor:
     """Does rounds by asking the nodes of a federation: an `Executor`.
 
-    Of a client the server keeps one number, `last_round`: the last round of which its visit counts.
-    The node starts its next visit from the state after that round.
+    Of a client the server keeps the last round of which its visit counts, and no state. The node
+    starts its next visit from its own state after that round.
 
     Args:
         federation: that of the nodes' roster, see `federation_of`.
@@ -239,9 +239,9 @@ class NodesExecutor:
 
     def start(self) -> State:
         """The state before round 1."""
-        before = [{"last_round": np.int32(0)} for _ in self.federation.architectures]
+        nothing = [{} for _ in self.federation.architectures]
         server = self.devices.replicate(self.federation.initial_server())
-        return State(server, ClientStore(before, self.federation.groups, place="memory"))
+        return State(server, ClientStore(nothing, self.federation.groups, place="memory"))
 
     def run_round(self, state: State, t: int) -> tuple[State, RoundResult]:
         """Round `t`, see `Executor`; repeated until enough participants have answered."""
@@ -275,7 +275,7 @@ class NodesExecutor:
             time.sleep(1.0)
         there = [client for client in order if client in numbers]
         for client in there:
-            state.clients.write(client, {"last_round": np.int32(t)})
+            state.clients.write(client, {}, t)
         totals = [self._summed(order, uploads, stage > 0) for stage, uploads in enumerate(sent)]
         server = self.aggregator.next_server(state.server, t, order, totals)
         dropped = [*dropped, *(client for client in order if client not in numbers)]
@@ -298,7 +298,7 @@ class NodesExecutor:
 
     def last_round(self, state: State, client: int) -> int:
         """The last round of which a client's visit counts; 0: none does."""
-        return int(state.clients.state(client)["last_round"])
+        return int(state.clients.rounds[client])
 
     # ---------------------------------------------------------------------------- its questions
 

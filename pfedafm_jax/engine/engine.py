@@ -152,11 +152,11 @@ class Engine:
         }
         reports: Reports = {client: {} for client in entries}
         inputs = self.inputs(broadcast_of(state.server), t)
-        totals = [self._train(inputs, state.clients, entries, reports)]
+        totals = [self._train(inputs, state.clients, entries, reports, t)]
         if self.method.shared_parts:
             finite = {k: entry for k, entry in entries.items() if reports[k]["finite"]}
-            totals.append(self._train_shared(inputs, state.clients, finite, reports))
-        state.clients.written_elsewhere([client for client in order if client not in entries])
+            totals.append(self._train_shared(inputs, state.clients, finite, reports, t))
+        state.clients.written_elsewhere([client for client in order if client not in entries], t)
         server = self.aggregator.next_server(state.server, t, order, totals)
         result = RoundResult(np.array(order, int), self._gathered(order, reports), dropped)
         return state._replace(server=server), result
@@ -185,7 +185,7 @@ class Engine:
     # ---------------------------------------------------------------------------- the stages
 
     def _train(
-        self, inputs: RoundInputs, clients: ClientStore, entries: Entries, reports: Reports
+        self, inputs: RoundInputs, clients: ClientStore, entries: Entries, reports: Reports, t: int
     ) -> Totals:
         """Trains the clients in `entries` by the programs of their own architectures, and evaluates
         them.
@@ -198,7 +198,7 @@ class Engine:
         most = self.transfers.most_in_progress
 
         def finish(call: Call, states: Tree, info: dict[str, jax.Array]) -> None:
-            self.transfers.save(call, states, clients)
+            self.transfers.save(call, states, clients, t)
             _report(call, info, reports)
 
         for call in self.calls_of(list(entries), self.federation.num_train):
@@ -220,7 +220,7 @@ class Engine:
         return totals
 
     def _train_shared(
-        self, inputs: RoundInputs, clients: ClientStore, entries: Entries, reports: Reports
+        self, inputs: RoundInputs, clients: ClientStore, entries: Entries, reports: Reports, t: int
     ) -> Totals:
         """The same for the stage that all architectures share, which reads parts of a client's state
         and changes none but its private statistics."""
@@ -235,7 +235,7 @@ class Engine:
             totals = done.totals
             pending.append((call, done.state, done.info))
         for call, states, info in pending:
-            _keep_statistics(call, states, clients)
+            _keep_statistics(call, states, clients, t)
             _report(call, info, reports)
         return totals
 
@@ -362,9 +362,9 @@ def _report(call: Call, info: dict[str, jax.Array], reports: Reports) -> None:
         reports[client] |= own
 
 
-def _keep_statistics(call: Call, states: Tree, clients: ClientStore) -> None:
+def _keep_statistics(call: Call, states: Tree, clients: ClientStore, t: int) -> None:
     """Writes the private statistics of a call's clients, if they have any, to their states."""
     if PRIVATE_STATISTICS not in (states or {}):
         return
     for client, statistics in call.each(states[PRIVATE_STATISTICS]):
-        clients.write(client, {**clients.state(client), PRIVATE_STATISTICS: statistics})
+        clients.write(client, {**clients.state(client), PRIVATE_STATISTICS: statistics}, t)

@@ -3,16 +3,16 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from pfedafm_jax.base.trees import num_values
+from pfedafm_jax.base.trees import num_bytes, num_values
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.data import NORMALISATION, Dataset, Partition
-from pfedafm_jax.engine.programs import init_server
+from pfedafm_jax.engine.programs import init_client, init_server
 from pfedafm_jax.engine.state import client_start, start_number
 from pfedafm_jax.engine.visit import SERVER_KEY
 from pfedafm_jax.methods import make_method
@@ -165,6 +165,20 @@ class Federation:
         """The server's state before the first round, as numpy arrays."""
         server_key = jax.random.fold_in(self.run_key, SERVER_KEY)
         return jax.device_get(init_server(self.method, server_key))
+
+    def state_bytes(self) -> tuple[float, int]:
+        """Bytes of a client's state, in the mean over the clients, and of the server's; clients of a
+        network keep theirs themselves."""
+        server = jax.eval_shape(init_server, self.method, self.run_key)
+        if self.data.at_nodes:
+            return 0.0, num_bytes(server)
+        sizes = [
+            num_bytes(
+                jax.eval_shape(partial(init_client, architecture=one), self.method, self.run_key)
+            )
+            for one in self.architectures
+        ]
+        return float(np.array(sizes, float)[self.groups].mean()), num_bytes(server)
 
     # ---------------------------------------------------------------------------- costs
 

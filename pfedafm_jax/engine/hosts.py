@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pfedafm_jax.base.aborts import on_abort
 from pfedafm_jax.base.errors import PfedafmError, bad
@@ -140,21 +139,6 @@ class Processes:
             return jax.tree.map(lambda leaf: np.asarray(leaf.addressable_shards[0].data)[0], total)
         except (jax.errors.JaxRuntimeError, ValueError) as error:
             raise lost_process(error) or error from None
-
-    def kept_rows(self, clients: np.ndarray) -> np.ndarray:
-        """Those of `clients` that this process keeps, padded with -1 to the most of any process.
-
-        With two processes, the rows of [0, 1, 4] are [0, 4] in the first and [1, -1] in the second.
-        """
-        process = clients % self.count
-        kept = clients[process == self.index]
-        longest = np.bincount(process, minlength=self.count).max()
-        return np.concatenate([kept, np.full(longest - len(kept), -1)])
-
-    def joined(self, rows: np.ndarray) -> jax.Array:
-        """One array `[processes, …]` of every process's rows, each left where it is."""
-        sharding = NamedSharding(Mesh(np.array(self._firsts), (AXIS,)), PartitionSpec(AXIS))
-        return jax.make_array_from_process_local_data(sharding, np.asarray(rows)[None])
 
 
 def lost_process(error: BaseException) -> LostProcess | None:

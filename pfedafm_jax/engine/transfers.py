@@ -74,10 +74,10 @@ class HostTransfers:
         states = [clients.state(client, parts) if client >= 0 else None for client in numbers]
         return call.folded(stacked(states, like))
 
-    def save(self, call: Call, states: Tree, clients: ClientStore) -> None:
-        """Writes the states `[devices, slots, …]` of a call's clients to the store."""
+    def save(self, call: Call, states: Tree, clients: ClientStore, t: int) -> None:
+        """Writes the states `[devices, slots, …]` of a call's clients after round `t` to the store."""
         for client, state in call.each(states) if states else ():
-            clients.write(client, state)
+            clients.write(client, state, t)
 
     def release(self, call: Call, states: Tree) -> None:
         """Nothing is reused."""
@@ -116,8 +116,9 @@ class LockstepTransfers:
             buffer = self._programs.place[number](buffer, self._joined(number, states), rows)
         return buffer
 
-    def save(self, call: Call, buffer: Tree, store: ClientStore) -> None:
-        """Copies the states of a call's clients back to the store, and releases the buffer."""
+    def save(self, call: Call, buffer: Tree, store: ClientStore, t: int) -> None:
+        """Copies the states of a call's clients after round `t` back to the store, and releases the
+        buffer."""
         taken = []
         for number, clients, rows in self._steps(call):
             states = self._programs.take[number](buffer, np.maximum(rows, 0))
@@ -125,7 +126,7 @@ class LockstepTransfers:
                 if client >= 0:
                     taken.append((client, _shard(states, device)))
         for client, own in taken:
-            store.write(client, jax.tree.map(lambda leaf: np.asarray(leaf)[0], own))
+            store.write(client, jax.tree.map(lambda leaf: np.asarray(leaf)[0], own), t)
         self.release(call, buffer)
 
     def release(self, call: Call, buffer: Tree) -> None:

@@ -26,7 +26,7 @@ from pfedafm_jax.training.accuracy import EVALUATION_BATCH
 BLOCKS = 16  # batches per call
 
 
-CARD_FORMAT = 1
+CARD_FORMAT = 2
 
 
 @dataclass(frozen=True)

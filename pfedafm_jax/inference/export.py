@@ -18,8 +18,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from safetensors.numpy import load, save
 
+from pfedafm_jax.base.client_files import ClientFile, client_bytes, read_client
 from pfedafm_jax.base.errors import PfedafmError, bad, naming
 from pfedafm_jax.base.files import check_writable, digest, read_bytes, write_atomically
 from pfedafm_jax.base.trees import by_path, fitted
@@ -62,12 +62,14 @@ def export_client(client: TrainedClient, folder: str | Path, onnx: bool = False)
     if onnx and not (find_spec("jax2onnx") and find_spec("onnxruntime")):
         raise PfedafmError("onnx needs two more packages: pip install -e '.[onnx]' in a checkout")
     leaves = by_path({"client": client.params, "server": client.server})
-    arrays = {name: np.asarray(leaf, order="C") for name, leaf in leaves.items()}
-    files: dict[str, bytes] = {WEIGHTS: save(arrays), PROGRAM: program(client)}
+    arrays = {name: np.asarray(leaf) for name, leaf in leaves.items()}
+    card = client.card
+    state = ClientFile(arrays, card.get("federation", ""), card["client"], card["round"], card)
+    files: dict[str, bytes | bytearray] = {WEIGHTS: client_bytes(state), PROGRAM: program(client)}
     if onnx:
         files[ONNX] = _onnx(client)
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    card = client.card | {"files": sums}
+    card = card | {"files": sums}
     card["sha256"] = digest(card)
     text = {"README.md": readme(client, files), CARD: json.dumps(card, indent=2) + "\n"}
     place.mkdir(parents=True, exist_ok=True)
@@ -97,12 +99,11 @@ def load_client(folder: str | Path) -> TrainedClient:
             )
         if card.pop("sha256") != digest(card):
             raise ValueError("it has changed since it was written")
-        expected = card.pop("files")[WEIGHTS]
-        content = read_bytes(place / WEIGHTS)
-        if hashlib.sha256(content).hexdigest() != expected:
-            raise PfedafmError(f"{str(place / WEIGHTS)!r} has changed since it was written")
-        weights = load(content)
-    return client_of(card, weights)
+        del card["files"]
+        state = read_client(place / WEIGHTS)
+        if state.card != card:
+            raise PfedafmError(f"{str(place / WEIGHTS)!r} is not that of {CARD}; export it again")
+    return client_of(card, state.arrays)
 
 
 def client_of(card: dict[str, Any], weights: dict[str, np.ndarray]) -> TrainedClient:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pfedafm_jax.base.errors import PfedafmError, whole
+from pfedafm_jax.base.errors import START_OVER, PfedafmError, whole
 from pfedafm_jax.base.trees import fitted
 from pfedafm_jax.engine.programs import init_server
 from pfedafm_jax.engine.state import client_start, start_number
@@ -26,9 +26,8 @@ from pfedafm_jax.models import kernels
 from pfedafm_jax.models.architecture import Architecture
 from pfedafm_jax.results.records import mean
 from pfedafm_jax.results.run import Run, read_run
-from pfedafm_jax.runs.checkpoint_files import kept, name_of, read_clients, read_tree
 from pfedafm_jax.runs.checkpoints import Checkpoints
-from pfedafm_jax.runs.existing import checkpoint_folder, differences, other_digest
+from pfedafm_jax.runs.weights_folder import find_weights, known_run
 
 
 class TrainedRun:
@@ -49,22 +48,18 @@ class TrainedRun:
         self.num_clients = self.config.num_clients
         # Not `native` where a run had it: this may be another machine.
         kernels.choose("xla" if self.config.kernels == "xla" else "auto", log)
-        self._checkpoints = Checkpoints(checkpoint_folder(self.folder), log=log)
-        manifest = self._checkpoints.newest()
-        if manifest is None:
+        known = known_run(self.folder)
+        if known is None or not known.run:
             raise PfedafmError(
-                f"{str(self.folder)!r} has no weights to use: it has no checkpoint in "
-                f"{self._checkpoints.folder} (--drop-checkpoints of sweep and reproduce removes "
-                "them, --checkpoint-every 0 makes none); its command makes them with --fresh"
+                f"{self.folder} has no weights to use: it was written by an earlier version, whose "
+                f"checkpoints this one does not read; {START_OVER}"
             )
-        others = differences(manifest["config"], self.config)
-        others += other_digest("data", manifest["data"], self._data["digest"])
-        if others:
-            words = "\n  ".join(
-                [f"{self._checkpoints.folder} has weights of another run:", *others]
-            )
-            raise PfedafmError(f"{words}\nput the checkpoints of {self.folder} there")
-        self._manifest, self.round = manifest, int(manifest["round"])
+        place = find_weights(self.folder, known)
+        self._checkpoints = Checkpoints(place, known.run, log=log)
+        saved = self._checkpoints.newest_server()
+        assert saved is not None, "what is found has checkpoints"
+        self._saved = saved
+        self.round = saved.round
         self.method = self.method_for()
         if not self.finished:
             log(f"{self.folder} stands after round {self.round} of {self.config.rounds}")
@@ -94,10 +89,13 @@ class TrainedRun:
         """The server's whole state."""
         key = jax.random.fold_in(jax.random.key(self.config.seed), SERVER_KEY)
         start = jax.device_get(init_server(self.method, key))
-        with kept(self._part(self.round)) as folder:
-            saved = read_tree(folder / "run").get("server", {})
         # `relay` is what one client leaves to the next in rounds of the released code.
-        return fitted(start, {n: leaf for n, leaf in saved.items() if not n.startswith("relay.")})
+        saved = {
+            name: leaf
+            for name, leaf in self._saved.arrays.items()
+            if not name.startswith("server.relay.")
+        }
+        return fitted({"server": start}, saved)["server"]
 
     def client(self, number: int) -> TrainedClient:
         """One of the clients, 0 to N - 1."""
@@ -111,17 +109,9 @@ class TrainedRun:
                 f"what client {number} keeps for itself is with its node (its --state), which predict "
                 "and export take as RUN; this run has what clients share"
             )
-        for part in reversed(self._manifest["parts"]):
-            with kept(self._part(part)) as folder:
-                saved = (
-                    {name: leaf[row] for name, leaf in states.items()}
-                    for _, clients, states in read_clients(folder, group)
-                    for row in np.flatnonzero(clients == number)
-                )
-                last = next(saved, None)
-            if last is not None:
-                state = fitted(state, last)
-                break  # otherwise it has its initial weights
+        saved = self._checkpoints.client(number, self._saved)
+        if saved is not None:
+            state = fitted({"client": state}, saved.arrays)["client"]
         card = self.card(architecture, number)
         return TrainedClient(self.method, architecture, state, self.judged, card)
 
@@ -139,9 +129,6 @@ class TrainedRun:
         return join(self, images, labels, architecture, visits, **options)
 
     # ---------------------------------------------------------------------------- parts
-
-    def _part(self, number: int) -> Path:
-        return self._checkpoints.folder / name_of(number)
 
     def architecture(self, name: str) -> Architecture:
         """The network of this name, for the run's images and classes."""

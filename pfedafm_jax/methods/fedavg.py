@@ -28,7 +28,7 @@ class FedAvg(Method):
         return ("shared_model",)
 
     def init_client(self, key, architecture) -> Client:
-        # Nothing reads it, but checkpoints are cut by the bytes of a state: there must be some.
+        # Nothing reads it; a file of a client says how often it took part.
         return {"visits": jnp.float32(0)}
 
     def init_server(self, key) -> Server:

@@ -1,282 +1,362 @@
-"""Checkpoints of a run's `State`, written by Orbax in the background during the next rounds.
+"""Checkpoints of a run: the server's part, the numbers so far, and which file each client is in.
 
-    round-000010/        clients, in blocks; server, records and per-client numbers
-    round-000010.json    the manifest, written last: the folders whose clients make up this
-                         checkpoint, and size and sha256 of every file
+    rounds/000035/server/arrays.safetensors     what the server sends next, and the table
+    rounds/000035/history/arrays.safetensors    records and per-client numbers
+    clients/…                                   see `base.client_files`
 
-A save holds only the clients changed since the previous one. A checkpoint is therefore a chain of
-folders, in which later states replace earlier ones. Once the chain is twice as large as its
-first folder, the next save holds all clients and starts a new chain, so a client is written about
-twice as often as it changes, however many there are. The last two checkpoints and the best one are
-kept, and the first of the previous chain, which shares no file with the latest: no single damaged
-file makes all of them unusable. Checkpoints do not depend on the number of devices or processes:
-with several processes, each writes its own clients, through Orbax, to a folder that all must see,
-and rounds wait for it.
+The table says after which round's visit each client is, and so names its file. A save therefore
+writes the clients that were visited since the save before and nothing else, whatever their number.
+The last two checkpoints and the best one are kept; a client's file that none of them names is
+removed. A checkpoint appears whole or not at all, and every file has a digest.
 """
 
 import contextlib
 import json
+import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-import jax
 import numpy as np
 
-from pfedafm_jax.base import trees
-from pfedafm_jax.base.errors import START_OVER, PfedafmError, storage_error
-from pfedafm_jax.base.files import write_atomically
-from pfedafm_jax.base.trees import Leaves, by_path, num_bytes
-from pfedafm_jax.engine import Processes, State
-from pfedafm_jax.engine.hosts import lost_process
-from pfedafm_jax.runs import checkpoint_files as files
-from pfedafm_jax.runs.checkpoint_files import Manifest, Tree, name_of, part_of
+from pfedafm_jax.base.array_files import SUFFIX, About, Arrays, DamagedFile, read_arrays
+from pfedafm_jax.base.client_files import ClientFile, ClientFiles, visits_in
+from pfedafm_jax.base.errors import START_OVER, PfedafmError, StorageError, storage_error
+from pfedafm_jax.base.files import flush
+from pfedafm_jax.runs.weights_folder import ROUNDS, rounds_saved
 
-BLOCK_BYTES = 2**30  # clients are copied and written in blocks of this size
+ITEM_FILE = f"arrays{SUFFIX}"
+TABLE = "table"
+JSON = "json"
+LATEST = 2  # checkpoints that are kept beside the best
 
 
-class Chain(NamedTuple):
-    """The folders that the next save can extend."""
+class Server(NamedTuple):
+    """The server's part of a checkpoint: all that `predict` needs beside a client's file.
 
-    parts: tuple[int, ...] = ()  # their rounds, the one with all clients first
-    first: int = 0  # clients in that one
-    later: int = 0  # clients in the others, with repetition
+    Attributes:
+        round: the round after which it was saved.
+        arrays: what the server sends next, by path in its tree.
+        table: after which round's visit each client is, int32 `[clients]`; 0: in its first state.
+        score: by which the best checkpoint is kept; None: it has none.
+    """
+
+    round: int
+    arrays: Arrays
+    table: np.ndarray
+    score: float | None
+
+
+class SavedHistory(NamedTuple):
+    """What else a run needs to go on.
+
+    Attributes:
+        details: anything, as JSON.
+        arrays: numbers by name.
+    """
+
+    details: dict[str, Any]
+    arrays: Arrays
+
+
+class Saved(NamedTuple):
+    """A checkpoint as a run resumes from it; its clients' files are all whole."""
+
+    server: Server
+    history: SavedHistory
+
+
+class Processes(Protocol):
+    """The processes of a run. Client k is kept by process `k % count`; all see the same folder."""
+
+    index: int
+    count: int
+
+    def any(self, here: bool) -> bool:
+        """Whether it is so in any of them; waits for all."""
+        ...
+
+
+class OneProcess:
+    """A run in one process."""
+
+    index = 0
+    count = 1
+
+    def any(self, here: bool) -> bool:
+        return here
 
 
 class Checkpoints:
-    """The checkpoints of one run in one folder; `identity` (settings, data) is in every manifest.
+    """The checkpoints of one run.
 
-    `seconds` is how long rounds waited for saves, `background_seconds` how long the saves took.
+    Args:
+        folder: of the run's weights; it must be this run's, see `weights_folder.claim`.
+        run: the run's id; what has another one is not used.
+        log: called with single lines, such as a damaged checkpoint.
+        processes: those of the run, if there are several.
+
+    Attributes:
+        files: the clients' files.
+        seconds: how long rounds have waited for saves.
+        background_seconds: how long the saves took.
+
+    A run calls `resume` once, then `save` after some rounds and `check` after each, and `close`.
+    Who only reads calls `newest_server`.
     """
 
     def __init__(
         self,
         folder: str | Path,
-        identity: dict[str, Any] | None = None,
-        log: Callable[[str], None] = lambda line: None,
+        run: str,
+        log: Callable[[str], Any] = lambda line: None,
         processes: Processes | None = None,
     ):
-        self._processes = processes if processes and processes.count > 1 else None
-        self._first = processes is None or processes.first
-        self.folder, self.log = Path(folder).absolute(), log
-        self.identity = identity or {"config": {}, "data": "", "split": ""}
-        self.seconds = self.background_seconds = 0.0
-        self.chain = Chain()
-        self._versions: dict[int, Manifest] = {}
-        self._last = 0  # the round saved or loaded last
+        self.folder = Path(folder).absolute()
+        self.rounds_folder = self.folder / ROUNDS
+        self.run = run
+        self.log = log
+        self.files = ClientFiles(self.folder / "clients", run)
+        self.seconds = 0.0
+        self.background_seconds = 0.0
+        self._processes = processes or OneProcess()
+        self._last = 0  # the round of the checkpoint saved or resumed from last
+        self._tables: dict[int, np.ndarray] = {}  # of the checkpoints that are kept
+        self._scores: dict[int, float | None] = {}
+        self._manager: Any = None
         self._pending: Future | None = None
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
-    # ---------------------------------------------------------------------------- reading
+    # --------------------------------------------------------------------------------- reading
 
-    def manifests(self) -> dict[int, Manifest]:
-        """The valid manifests by round, newest first; the files they name are not checked."""
-        found = {}
-        for number in self._rounds():
-            with contextlib.suppress(OSError, ValueError):
-                found[number] = files.read_manifest(self._manifest_path(number))
-        return found
+    def rounds(self) -> list[int]:
+        """The rounds that there are checkpoints of, oldest first; what is in them is not checked."""
+        return rounds_saved(self.folder)
 
-    def load(self, state: State) -> tuple[State, dict[str, Any], Leaves] | None:
-        """Loads the newest checkpoint whose files are all intact; reports damaged ones.
+    def server(self, t: int) -> Server:
+        """The server's part of the checkpoint of round `t`; `DamagedFile` if it is not whole."""
+        arrays, about = self._item(t, "server")
+        return Server(t, arrays, arrays.pop(TABLE), about["score"])
 
-        Args:
-            state: the state before the first round; its store is overwritten.
+    def history(self, t: int) -> SavedHistory:
+        """The history in the checkpoint of round `t`; `DamagedFile` if it is not whole."""
+        arrays, _ = self._item(t, "history")
+        return SavedHistory(json.loads(arrays.pop(JSON).tobytes()), arrays)
 
-        Returns:
-            The state, details and arrays that were saved; None if there is no checkpoint.
-        """
-        manifest = self.newest()
-        if manifest is None:
-            return None
-        self._last = manifest["round"]
-        self._versions = {n: m for n, m in self.manifests().items() if n <= self._last}
-        run = files.read_tree(self.folder / name_of(manifest["round"]) / "run")
-        store = state.clients
-        sizes = []
-        for part in manifest["parts"]:
-            sizes.append(0)
-            for group, clients, states in files.read_clients(self.folder / name_of(part)):
-                states = trees.fitted(store.start(group), states, len(clients))
-                for row, client in enumerate(clients.tolist()):
-                    if client < 0:
-                        continue
-                    sizes[-1] += 1
-                    if self._processes and not self._processes.keeps(client):
-                        store.written_elsewhere([client])
-                    else:
-                        store.write(client, jax.tree.map(lambda leaf, row=row: leaf[row], states))
-        store.changed[:] = False
-        self.chain = Chain(tuple(manifest["parts"]), sizes[0] if sizes else 0, sum(sizes[1:]))
-        server = trees.fitted(jax.device_get(state.server), run.get("server", {}))
-
-        def put(new: np.ndarray, old: Any) -> jax.Array:
-            return jax.device_put(new, getattr(old, "sharding", None))
-
-        server = jax.tree.map(put, server, state.server)
-        return State(server, store), json.loads(run["details"].tobytes()), run["arrays"]
-
-    def newest(self) -> Manifest | None:
-        """The newest manifest whose files are all intact; reports damaged ones."""
-        rounds = self._rounds()
-        for number in rounds:
+    def newest_server(self) -> Server | None:
+        """The server's part of the newest checkpoint, for use without training; clients' files are
+        checked when they are read. None if there is no checkpoint; damaged ones are reported."""
+        rounds = self.rounds()
+        for t in reversed(rounds):
             try:
-                manifest = files.read_manifest(self._manifest_path(number))
-                self.verify(manifest)
-                return manifest
-            except (OSError, ValueError) as error:
-                name = f"{self.folder.name}/{name_of(number)}"
-                self.log(f"warning: checkpoint {name} is skipped: {error}")
+                return self.server(t)
+            except DamagedFile as error:
+                self._skip(t, error)
         if rounds:
-            words = "can be used, all are damaged"
-            raise PfedafmError(f"no checkpoint in {self.folder} {words}; {START_OVER}")
+            raise self._all_damaged()
         return None
 
-    def verify(self, manifest: Manifest) -> None:
-        """Raises `ValueError` if a file of this manifest is missing or was altered."""
-        for name, (size, digest) in manifest["files"].items():
-            path = self.folder / name
-            if not path.is_file():
-                raise ValueError(f"{name} is missing")
-            if path.stat().st_size != size:
-                raise ValueError(f"{name} has {path.stat().st_size} bytes instead of {size}")
-            if files.digest_of(path) != digest:
-                raise ValueError(f"{name} has changed since it was written (sha256)")
+    def client(self, client: int, server: Server) -> ClientFile | None:
+        """One client's state at a checkpoint; None if it is in its first state."""
+        t = int(server.table[client])
+        if t == 0:
+            return None
+        try:
+            return self.files.read(client, t)
+        except DamagedFile as error:
+            if server.round in self.rounds():
+                raise
+            raise PfedafmError(
+                f"{error.path} is gone: the run went on after it was opened; call load_run again"
+            ) from error
 
-    def _rounds(self) -> list[int]:
-        """Rounds that have a manifest, newest first."""
-        matches = [files.NAME.fullmatch(path.name) for path in self.folder.glob("round-*.json")]
-        return sorted((int(match[1]) for match in matches if match), reverse=True)
+    def newest(self) -> Saved | None:
+        """The newest checkpoint whose files are all whole, clients' files included; None if there is
+        no checkpoint. Reports what is damaged and changes nothing."""
+        rounds = self.rounds()
+        found: Saved | None = None
+        for t in reversed(rounds):
+            problem: DamagedFile | None = None
+            saved: Saved | None = None
+            try:
+                saved = self._read_whole(t)
+            except DamagedFile as error:
+                problem = error
+                self._skip(t, error)
+            # Where one process finds damage, all of them pass on.
+            if not self._processes.any(problem is not None):
+                found = saved
+                break
+        if rounds and found is None:
+            raise self._all_damaged()
+        return found
 
-    # ---------------------------------------------------------------------------- writing
+    def resume(self) -> Saved | None:
+        """The newest checkpoint whose files are all whole; called once, before the first round.
+
+        Reports what is damaged, and passes on to an older checkpoint where there is one. Then
+        removes what no checkpoint needs: files of rounds that will be done again, damaged
+        checkpoints, and what a killed process left. Clients' files are checked here and read when
+        their clients are drawn.
+
+        Returns:
+            None if there is no checkpoint.
+        """
+        rounds = self.rounds()
+        found = self.newest()
+        self._last = found.server.round if found else 0
+        servers = list(self._usable_servers(rounds))
+        self._scores = {server.round: server.score for server in servers}
+        wanted = self._wanted([server.round for server in servers])
+        self._tables = {server.round: server.table for server in servers if server.round in wanted}
+        if self._processes.index == 0:
+            self._remove_checkpoints(set(rounds) - self._tables.keys())
+            self.files.remove_all_but(list(self._tables.values()))
+        self._processes.any(False)  # nobody writes before everything unwanted is gone
+        return found
+
+    def _read_whole(self, t: int) -> Saved:
+        """The checkpoint of round `t`, after its clients' files were checked, of this process."""
+        server = self.server(t)
+        history = self.history(t)
+        self.files.check_all(visits_in(server.table, self._mine(np.arange(len(server.table)))))
+        return Saved(server, history)
+
+    def _mine(self, clients: np.ndarray) -> np.ndarray:
+        """Those clients, int `[some]`, that this process keeps."""
+        return clients[clients % self._processes.count == self._processes.index]
+
+    def _usable_servers(self, rounds: list[int]) -> Iterator[Server]:
+        """The server's parts of the checkpoint that is resumed from and of those before it; one that
+        cannot be read could never be used."""
+        for t in rounds:
+            if t <= self._last:
+                with contextlib.suppress(DamagedFile):
+                    yield self.server(t)
+
+    def _item(self, t: int, name: str) -> tuple[Arrays, About]:
+        path = self.rounds_folder / f"{t:06d}" / name / ITEM_FILE
+        arrays, about = read_arrays(path)
+        expected = self._about(t, name)
+        if not expected.items() <= about.items():
+            raise DamagedFile(path, f"it is {about}, and not of this run")
+        return arrays, about
+
+    def _about(self, t: int, name: str) -> About:
+        return {"kind": name, "run": self.run, "round": t}
+
+    def _skip(self, t: int, error: DamagedFile) -> None:
+        self.log(f"warning: the checkpoint of round {t} is skipped: {error}")
+
+    def _all_damaged(self) -> PfedafmError:
+        return PfedafmError(
+            f"no checkpoint in {self.folder} can be used, all are damaged; {START_OVER}"
+        )
+
+    # --------------------------------------------------------------------------------- writing
 
     def save(
         self,
-        number: int,
-        state: State,
-        arrays: Leaves,
-        details: dict[str, Any],
+        t: int,
+        server: Mapping[str, np.ndarray],
+        table: np.ndarray,
+        states: Mapping[int, Arrays],
+        history: SavedHistory,
         score: float | None = None,
     ) -> None:
-        """Copies what has changed by round `number`, and saves it in the background.
+        """Saves a run after round `t`, in the background; raises if the save before has failed.
+
+        With several processes all call it, each with its own clients, and wait for each other.
 
         Args:
-            arrays, details: what else `load` should return, as arrays and as JSON.
-            score: the checkpoint with the highest one is kept as the best.
+            server: what it sends next, by path; copied here.
+            table: the round of each client's last visit, int `[clients]`, 0 where there was none.
+            states: of this process's clients, those visited since the last checkpoint whose files
+                are not written yet. Their arrays are read later and must not change any more.
+            history: what else `resume` should return; its arrays are copied here.
+            score: the checkpoint with the highest one is kept as the best; None: it has none.
         """
         self.wait()
-        if number <= self._last:
+        if t <= self._last:
             return
-        start, store = time.perf_counter(), state.clients
-        clients = np.flatnonzero(store.changed)
-        first, later = self.chain.first, self.chain.later + len(clients)
-        if later >= first:
-            clients = np.flatnonzero(store.visited)
-            self.chain = Chain((number,), first=len(clients))
-        else:
-            self.chain = Chain((*self.chain.parts, number), first, later)
-        self._last, store.changed[:] = number, False
-        run: dict[str, Tree] = {
-            "server": trees.filled(trees.named(jax.device_get(state.server))),
-            "arrays": {"round": np.array(number), **trees.filled(arrays)},
-            "details": np.frombuffer(json.dumps(details).encode(), np.uint8),
+        start = time.perf_counter()
+        table = np.array(table, np.int32)
+        details = np.frombuffer(json.dumps(history.details).encode(), np.uint8)
+        items = {
+            "server": _copied(server) | {TABLE: table},
+            "history": _copied(history.arrays) | {JSON: details},
         }
-        manifest = {"format": files.FORMAT, "round": number, "score": score, **self.identity}
-        manifest["parts"] = list(self.chain.parts)
-        blocks = self._blocks(clients, state)
-        client_bytes = int(store.row_bytes[store.groups[clients]].sum())
-        if client_bytes <= BLOCK_BYTES:
-            blocks = list(blocks)
-        self._pending = self._pool.submit(self._write, manifest, blocks, run, client_bytes)
-        # States too large to copy are read while they are written. With several processes, Orbax
-        # synchronizes them as rounds do, and the two must not overlap.
-        if client_bytes > BLOCK_BYTES or self._processes:
-            self.wait()
+        visited = np.flatnonzero(table > self._last)
+        self._last = t
+        task = (t, items, states, visited, score)
+        self._pending = self._thread.submit(self._write, *task)
+        if self._processes.count > 1:
+            self.wait()  # the others are waited for in the background thread, by a sum over devices
         else:
             self.seconds += time.perf_counter() - start
 
-    def _blocks(self, clients: np.ndarray, state: State) -> Iterator[Tree]:
-        """Clients and their states by group, in blocks of at most `BLOCK_BYTES`."""
-        store = state.clients
-        most = max(1, BLOCK_BYTES // max(1, int(store.row_bytes.max())))
-        for first in range(0, len(clients), most):
-            tree, block = {}, clients[first : first + most]
-            for group in np.unique(store.groups[block]):
-                members = block[store.groups[block] == group]
-                if self._processes:
-                    members = self._processes.kept_rows(members)
-                states = trees.filled(by_path(store.read(int(group), members)))
-                rows = {"clients": members, "states": states}
-                join = self._processes.joined if self._processes else np.asarray
-                tree[str(group)] = jax.tree.map(join, rows)
-            yield tree
-
     def _write(
-        self, manifest: Manifest, blocks: Iterable[Tree], run: Tree, client_bytes: int
+        self,
+        t: int,
+        items: dict[str, Arrays],
+        states: Mapping[int, Arrays],
+        visited: np.ndarray,
+        score: float | None,
     ) -> None:
-        start, number = time.perf_counter(), manifest["round"]
-        folder = self.folder / name_of(number)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if self._first:
-            self._manifest_path(number).unlink(missing_ok=True)
-            files.remove(folder)  # of an interrupted save, or a damaged checkpoint
-            for left in (*self.folder.glob(".*.tmp"), *self.folder.glob(".space.*")):
-                left.unlink(missing_ok=True)
-        try:
-            files.reserve(self.folder, client_bytes + num_bytes(run))
-            for block, tree in enumerate(blocks):
-                files.write_tree(folder / "clients" / str(block), tree)
-            files.write_tree(folder / "run", run)
-            if not self._first:
-                return
-            # The files of earlier folders, with their digests of that time.
-            manifest["files"] = {
-                name: entry
-                for version in self._versions.values()
-                for name, entry in version["files"].items()
-                if "/clients/" in name and part_of(name) in manifest["parts"]
-            }
-            for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-                entry = [path.stat().st_size, files.digest_of(path, flush=True)]
-                manifest["files"][path.relative_to(self.folder).as_posix()] = entry
-            write_atomically(self._manifest_path(number), files.signed(manifest))
-        except BaseException:
-            files.remove(folder)  # makes room if the disk is full
-            raise
-        self._versions[number] = manifest
-        self._prune(2)
+        start = time.perf_counter()
+        table = items["server"][TABLE]
+        mine = self._mine(visited)
+
+        def write_clients() -> None:
+            self.files.write_all(states, table)
+            self.files.flush(visits_in(table, mine))
+
+        def commit() -> None:
+            if self._processes.index == 0:
+                self._commit(t, items, score)
+
+        for step in (write_clients, commit):
+            problem: Exception | None = None
+            try:
+                step()
+            except Exception as error:
+                problem = error
+            # All end here together, or none: a checkpoint needs the clients of every process.
+            if self._processes.any(problem is not None):
+                if t not in self.rounds():  # makes room, since the disk may be full
+                    with contextlib.suppress(OSError):
+                        self.files.remove(visits_in(table, np.array(list(states), int)))
+                raise problem or StorageError("another process could not write a checkpoint")
         self.background_seconds += time.perf_counter() - start
 
-    def _prune(self, latest: int) -> None:
-        """Deletes all but the latest checkpoints, the best, one that shares no file with the last,
-        and the folders they need."""
-        versions, numbers = self._versions, sorted(self._versions)
-        scores = {n: m["score"] for n, m in versions.items() if m["score"] is not None}
-        best = [min(scores, key=lambda n: (-scores[n], n))] if scores else []
-        start = versions[numbers[-1]]["parts"][0] if numbers else 0  # of the present chain
-        apart = [n for n in numbers if versions[n]["parts"] == [n] and n < start][-1:]
-        kept = {*numbers[-latest:], *best, *apart}
-        self._versions = {n: m for n, m in versions.items() if n in kept}
-        self.clean(max(kept, default=0))
+    def _commit(self, t: int, items: dict[str, Arrays], score: float | None) -> None:
+        """Writes the checkpoint itself; then removes what is no longer needed."""
+        if self._manager is None:
+            from pfedafm_jax.runs.orbax_manager import (
+                RoundsManager,  # here: the import takes a while
+            )
 
-    def clean(self, last: int | None = None) -> None:
-        """Removes, in process 0, everything that no valid checkpoint needs.
+            self._manager = RoundsManager(self.rounds_folder, self._wanted)
+        self._scores[t] = None if score is None else float(score)
+        about = {name: self._about(t, name) for name in items}
+        about["server"]["score"] = self._scores[t]
+        left = self._manager.save(t, {name: (items[name], about[name]) for name in items})
+        flush(self.rounds_folder)
+        self._tables[t] = items["server"][TABLE]
+        gone = [self._tables.pop(old) for old in self._tables.keys() - left]
+        for table in gone:
+            unnamed = table > 0
+            for other in self._tables.values():
+                unnamed &= table != other
+            self.files.remove(visits_in(table, np.flatnonzero(unnamed)))
 
-        `last`: spare anything newer, since other processes may be at the next save already.
-        """
-        if not self._first:
-            return
-        for number in self._rounds():
-            if number not in self._versions:
-                self._manifest_path(number).unlink(missing_ok=True)
-        needed = {part for manifest in self._versions.values() for part in manifest["parts"]}
-        for path in self.folder.glob("round-*"):
-            part = part_of(path.name)
-            old = last is None or part is None or part <= last
-            if path.is_dir() and part not in needed and old:
-                files.remove(path)
+    def _wanted(self, rounds: list[int]) -> set[int]:
+        """The checkpoints to keep: the last two and the best, of equally good ones the first."""
+        scores = {t: score for t in rounds if (score := self._scores.get(t)) is not None}
+        best = [max(scores, key=lambda t: scores[t])] if scores else []
+        return {*rounds[-LATEST:], *best}
 
     def check(self) -> None:
         """Raises if the last save has failed by now; does not wait for it."""
@@ -284,35 +364,44 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Waits for the last save; `StorageError`, which ends the run, if it failed (earlier ones are
-        intact)."""
-        pending, self._pending = self._pending, None
+        """Waits for the last save; `StorageError`, which ends the run, if it failed (earlier ones
+        are whole)."""
+        pending = self._pending
+        self._pending = None
         if pending is None:
             return
         start = time.perf_counter()
         try:
             pending.result()
+        except PfedafmError:
+            raise
         except Exception as error:
-            if self._processes and (lost := lost_process(error)):
-                raise lost from None
             raise storage_error(f"a checkpoint in {self.folder}", self.folder, error) from error
         finally:
             self.seconds += time.perf_counter() - start
 
-    def finish(self) -> None:
-        """After the last round: keeps the last checkpoint, the best, and one that shares no file."""
-        self.wait()
-        self._prune(1)
-
     def close(self) -> None:
         """Waits for a save in progress, and ignores its errors."""
-        # If another process has died, it would never end.
-        self._pool.shutdown(wait=self._processes is None)
+        # With several processes it has ended, or waits for one that has died.
+        self._thread.shutdown(wait=self._processes.count == 1)
+        if self._manager is not None:
+            self._manager.close()
 
     def clear(self) -> None:
-        """Removes all checkpoints."""
-        self._versions = {}
-        self.clean()
+        """Removes all checkpoints and clients' files, of any run, in a folder that is ours."""
+        if self._processes.index == 0:
+            self._remove_checkpoints(set(self.rounds()))
+            self.files.remove_all_but([])
+        self._tables = {}
+        self._scores = {}
+        self._last = 0
 
-    def _manifest_path(self, number: int) -> Path:
-        return self.folder / f"{name_of(number)}.json"
+    def _remove_checkpoints(self, rounds: set[int]) -> None:
+        for t in sorted(rounds, reverse=True):
+            shutil.rmtree(self.rounds_folder / f"{t:06d}", ignore_errors=True)
+        for left in self.rounds_folder.glob("*.orbax-checkpoint-tmp*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _copied(arrays: Mapping[str, np.ndarray]) -> Arrays:
+    return {name: np.array(array) for name, array in arrays.items()}

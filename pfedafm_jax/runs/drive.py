@@ -25,19 +25,12 @@ from pfedafm_jax.results import plots
 from pfedafm_jax.results.records import Summary
 from pfedafm_jax.results.run import Run
 from pfedafm_jax.results.tables import COLUMNS, cells, markdown, over_seeds, table
-from pfedafm_jax.runs.checkpoints import Checkpoints
-from pfedafm_jax.runs.existing import (
-    Task,
-    checkpoint_folder,
-    find_existing,
-    other_data,
-    refuse_others,
-)
+from pfedafm_jax.runs.existing import Task, find_existing, other_data, refuse_others
 from pfedafm_jax.runs.experiment import Experiment
 from pfedafm_jax.runs.observers import Observer
 from pfedafm_jax.runs.progress import Progress, print_plan, print_summary, print_table
 from pfedafm_jax.runs.signals import Signals
-from pfedafm_jax.runs.train import finished_run, train
+from pfedafm_jax.runs.train import drop_weights, finished_run, train
 
 SplitOf = Callable[[Config, Dataset], Partition]
 
@@ -149,7 +142,9 @@ def run_all(
             task = tasks[index]
             experiment = Experiment(task.config, *data[index], log=log)
             if shown and alone:
-                print_plan(experiment.federation, experiment.executor, name, task.folder)
+                print_plan(
+                    experiment.federation, experiment.executor, name, task.folder, task.weights
+                )
             if not alone:
                 bar.next_run(_description(task, number, len(pending)), task.config.rounds)
             bar.compiling()
@@ -166,7 +161,7 @@ def run_all(
             )
             draw_figures(experiment, task.folder, log)
             if drop_checkpoints and task.folder and experiment.executor.processes.first:
-                Checkpoints(checkpoint_folder(task.folder)).clear()
+                drop_weights(task.folder)
             runs[index] = experiment.history.result(task.folder)
             del experiment  # its weights and data, before those of the next run are made
             gc.collect()
@@ -195,7 +190,7 @@ def progress_of(
 ) -> Iterator[Progress]:
     """Prints the plan of a single run and shows a bar while it goes on, if they are to be shown."""
     if shown:
-        print_plan(federation, executor, name, task.folder)
+        print_plan(federation, executor, name, task.folder, task.weights)
     with Progress(federation.config.rounds, hidden=not shown) as bar:
         bar.compiling()
         yield bar

@@ -1,7 +1,8 @@
 """What exists of a run and what is left to do, determined once before any work."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,18 @@ from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.results.records import RunFolder
 from pfedafm_jax.results.run import NOT_IN_RESULTS, Damaged, Run, flat, read_run
-from pfedafm_jax.runs.checkpoints import Checkpoints
+from pfedafm_jax.runs.weights_folder import (
+    KnownRun,
+    Owner,
+    find_place,
+    has_checkpoints,
+    known_run,
+    missing_weights,
+    owner_of,
+    possible_places,
+    rounds_saved,
+    usual_place,
+)
 
 ELSEWHERE = f"{START_OVER}, another --run-dir leaves it as it is"
 
@@ -24,6 +36,9 @@ class Task:
     """A run to do, and what `find_existing` found of it in its folder.
 
     `again`: it starts over, whatever exists. Without a folder everything stays in memory.
+
+    Attributes:
+        weights: the folder of its weights; None where nothing is left to do.
     """
 
     config: Config
@@ -31,17 +46,7 @@ class Task:
     state: Literal["new", "started", "done", "again"] = "new"
     rounds_done: int = 0
     run: Run | None = None  # what was read from its folder
-
-
-def checkpoint_folder(run_dir: str | Path) -> Path:
-    """The folder of a run's checkpoints: `checkpoints/NAME` for `runs/NAME` if there is a folder
-    `checkpoints` next to `runs`, as in this repository; else `checkpoints` in the run's own."""
-    place = Path(run_dir).absolute()
-    if not (place / "checkpoints").is_dir():
-        for parent in place.parents:
-            if parent.name == "runs" and (parent.parent / "checkpoints").is_dir():
-                return parent.parent / "checkpoints" / place.relative_to(parent)
-    return place / "checkpoints"
+    weights: Path | None = None
 
 
 def find_existing(
@@ -52,7 +57,7 @@ def find_existing(
     nodes: bool = False,
     log: Log = console.print,
 ) -> Task:
-    """The task, completed by what exists of it; raises early if its folder cannot be used.
+    """The task, completed by what exists of it; raises early if its folders cannot be used.
 
     Args:
         task: the run and its folder.
@@ -64,37 +69,59 @@ def find_existing(
     """
     if task.folder is None:
         return task
-    place, config = task.folder, task.config
-    saved = {} if fresh else Checkpoints(checkpoint_folder(place)).manifests()
-    run = None if fresh else _read(place, bool(saved), log)
+    folder = task.folder
+    known = known_run(folder)
+    run = None if fresh else _read(folder, bool(_weights_of(folder, known)), log)
     if run and bool(run.about.get("nodes")) != nodes:
-        words = "a federation's run" if run.about.get("nodes") else "a simulation's run"
+        kind = "a federation's run" if run.about.get("nodes") else "a simulation's run"
         raise PfedafmError(
-            f"{place} holds {words}, which this command does not go on with; {ELSEWHERE}"
+            f"{folder} holds {kind}, which this command does not go on with; {ELSEWHERE}"
         )
-    stored = ([run.config] if run else []) + [one["config"] for one in saved.values()]
-    started = stored[0]["rounds"] if stored else 0
-    for settings in stored:
-        same = updated(config, rounds=started) if longer else config
-        refuse_others(place if run else checkpoint_folder(place), differences(settings, same))
-    config = updated(config, rounds=max(config.rounds, started)) if longer else config
-    task = Task(config, place, "started" if saved else "new", max(saved, default=0), run)
+    owner = None if fresh or run else _weights_of(folder, known)
+    stored = run.config if run else owner.identity["config"] if owner else None
+    config = task.config
+    if stored is not None:
+        same = updated(config, rounds=stored["rounds"]) if longer else config
+        refuse_others(folder if run else usual_place(folder), differences(stored, same))
+        if longer:
+            config = updated(config, rounds=max(config.rounds, stored["rounds"]))
     finished = run.summary.rounds if run and run.finished else 0
-    done = max(finished, *saved, 0)
     if finished == config.rounds:
-        return replace(task, state="done", rounds_done=finished)
+        return Task(config, folder, "done", finished, run)
+    if finished > config.rounds:
+        raise _too_few(config, finished, folder)
+    lost = finished > 0 and _weights_of(folder, known) is None
+    if lost and known is not None and not longer:
+        raise PfedafmError(
+            f"{folder} is finished after {finished} rounds and has no checkpoint to resume from: "
+            f"{missing_weights(folder, known)}; {ELSEWHERE}"
+        )
+    place = find_place(folder, known, fresh or lost)
+    done = max(rounds_saved(place.folder), default=0) if place.state == "go on" else 0
     if done > config.rounds:
-        accepted = f"{done} or more, since {place} has done {done} already ({ELSEWHERE})"
-        raise bad("rounds", config.rounds, accepted)
-    if finished and not saved and not longer:
-        words = f"is finished after {finished} rounds and has no checkpoint to resume from"
-        raise PfedafmError(f"{place} {words}; {ELSEWHERE}")
+        raise _too_few(config, done, folder)
     if jax.process_index() == 0:  # the one that writes
-        RunFolder(place).check()
-        check_writable(checkpoint_folder(place))
-    if fresh or (finished and not saved) or any(differences(one, config) for one in stored):
-        return replace(task, state="again", rounds_done=0)
-    return task
+        RunFolder(folder).check()
+        check_writable(place.folder)
+    if fresh or lost or (stored is not None and differences(stored, config)):
+        return Task(config, folder, "again", 0, run, place.folder)
+    return Task(config, folder, "started" if done else "new", done, run, place.folder)
+
+
+def _weights_of(folder: Path, known: KnownRun | None) -> Owner | None:
+    """Whose weights are where this run's can be, if they are its own as far as its folder tells."""
+    for place in possible_places(folder):
+        with contextlib.suppress(PfedafmError):
+            owner = owner_of(place)
+            its_own = owner is not None and (known is None or owner.run == known.run)
+            if its_own and has_checkpoints(place):
+                return owner
+    return None
+
+
+def _too_few(config: Config, done: int, folder: Path) -> PfedafmError:
+    accepted = f"{done} or more, since {folder} has done {done} already ({ELSEWHERE})"
+    return bad("rounds", config.rounds, accepted)
 
 
 def _read(place: Path, saved: bool, log: Log) -> Run | None:

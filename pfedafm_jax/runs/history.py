@@ -38,6 +38,7 @@ class History:
         records: one of each round.
         evaluations: accuracies of all clients in the rounds that evaluated them,
             `{round: {name: [clients]}}`.
+        weights: `run`, its id, and `weights`, the folder of its weights seen from its own.
         compile_seconds, checkpoint_seconds, checkpoint_background_seconds: that compiling took,
             that rounds waited for saves, that saves took in the background.
     """
@@ -47,6 +48,7 @@ class History:
         self.command = command
         self.records: list[Record] = []
         self.evaluations: dict[int, Arrays] = {}
+        self.weights: dict[str, str] = {}
         self.compile_seconds = 0.0
         self.checkpoint_seconds = 0.0
         self.checkpoint_background_seconds = 0.0
@@ -216,6 +218,7 @@ class History:
             },
             "predictions": federation.prediction_names,
             "architectures": [one.name for one in federation.architectures],
+            **self.weights,
         }
         if data.at_nodes:
             about |= {"nodes": True, "num_train": federation.num_train.tolist()}

@@ -17,6 +17,7 @@ from pfedafm_jax.results.plots import architecture_label
 from pfedafm_jax.results.records import Record, Summary
 from pfedafm_jax.results.tables import human, percent
 from pfedafm_jax.runs.observers import Observation, Observer
+from pfedafm_jax.runs.weights_folder import largest_size, usual_place
 
 
 class Progress(Observer):
@@ -120,9 +121,20 @@ def in_words(seconds: float) -> str:
 
 
 def print_plan(
-    federation: Federation, executor: Executor, name: str = "", run_dir: str | Path | None = None
+    federation: Federation,
+    executor: Executor,
+    name: str = "",
+    run_dir: str | Path | None = None,
+    weights: Path | None = None,
 ) -> None:
-    """Prints what the run will do; `name` is that of its settings, `run_dir` its folder."""
+    """Prints what the run will do.
+
+    Args:
+        federation, executor: of the run.
+        name: that of its settings.
+        run_dir: its folder, if it has one.
+        weights: the folder of its weights.
+    """
     config, method, data = federation.config, federation.method, federation.data
     pixels = "" if data.dtype == "uint8" or not data.sample else f"; {data.sample}"
     rows = {
@@ -141,6 +153,7 @@ def print_plan(
         rows["files"] = f"{run_dir}/"
         if config.checkpoint_every:
             rows["saved"] = f"every {config.checkpoint_every} rounds; the same command resumes"
+            rows["weights"] = f"{weights or usual_place(run_dir)}/, {_size_in_words(federation)}"
     where = ", ".join(part for part in (config.dataset, name, f"seed {config.seed}") if part)
     console.print(Text.assemble((method.title, "bold"), f" on {clean(where)}"))
     print_table([], list(rows.items()))
@@ -179,6 +192,32 @@ def _costs_in_words(federation: Federation) -> str:
         for name in ("floats_up", "floats_down", "flops")
     )
     return f"{up} floats up, {down} down, {flops}FLOP"
+
+
+def _size_in_words(federation: Federation) -> str:
+    """How large the weights of a run get."""
+    config = federation.config
+    client_bytes, server_bytes = federation.state_bytes()
+    largest = largest_size(
+        client_bytes,
+        server_bytes,
+        num_clients=config.num_clients,
+        num_participants=config.num_participants,
+        rounds=config.rounds,
+        every=config.checkpoint_every,
+    )
+    return f"at most about {size_in_words(largest)}"
+
+
+def size_in_words(num_bytes: float) -> str:
+    """A size, rounded for display.
+
+    >>> size_in_words(900), size_in_words(2.34e6), size_in_words(1.26e9)
+    ('1 kB', '2 MB', '1.3 GB')
+    """
+    if num_bytes < 1e6:
+        return f"{max(num_bytes / 1e3, 1):.0f} kB"
+    return f"{num_bytes / 1e6:.0f} MB" if num_bytes < 1e9 else f"{num_bytes / 1e9:.1f} GB"
 
 
 def _devices_in_words(executor: Executor) -> str:

@@ -1,23 +1,37 @@
 """A run from its first round, or its last checkpoint, to its last: the one loop over rounds."""
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
 from pfedafm_jax.base.errors import START_OVER, Interrupted, PfedafmError, storage_error
 from pfedafm_jax.base.files import Log
+from pfedafm_jax.base.trees import by_path, fitted
 from pfedafm_jax.config.config import Config, Machine
 from pfedafm_jax.data import Partition
 from pfedafm_jax.engine import Executor, Federation, Processes, State
 from pfedafm_jax.results.records import RunFolder
-from pfedafm_jax.runs.checkpoints import Checkpoints
-from pfedafm_jax.runs.existing import checkpoint_folder, other_digest, refuse_others
+from pfedafm_jax.runs.checkpoints import Checkpoints, Saved, SavedHistory
+from pfedafm_jax.runs.existing import other_digest, refuse_others
 from pfedafm_jax.runs.history import History
 from pfedafm_jax.runs.observers import Observer, observed
 from pfedafm_jax.runs.signals import Signals
+from pfedafm_jax.runs.weights_folder import (
+    Place,
+    claim,
+    find_place,
+    find_weights,
+    known_run,
+    missing_weights,
+    owner_of,
+)
 
 
 def train(
@@ -56,10 +70,15 @@ def train(
     begin = time.perf_counter()
     executor.prepare()
     history.compile_seconds = time.perf_counter() - begin
-    with _files_of(folder, federation, executor.processes, log) as (files, checkpoints):
-        state = resumed(checkpoints, executor, history, restart)
-        if files is not None:
+    place = None if folder is None else _place_of(folder, executor.processes, restart)
+    with _files_of(folder, place, executor.processes, log) as (files, checkpoints):
+        state = resumed(checkpoints, place, executor, history)
+        if folder is not None and place is not None:
+            history.weights = {"run": place.run, "weights": os.path.relpath(place.folder, folder)}
+        if files is not None and place is not None:
             files.start(history.about(), partition, history.records)
+            if config.checkpoint_every > 0:
+                claim(place, files.path, identity(federation))
         with _observed_by(observers, folder, history, state, executor.processes) as watching:
             executor.processes.any(False)  # a barrier: none starts before the folder is ready
             waiting = (
@@ -83,7 +102,7 @@ def train(
                     if stopped and t < config.rounds:
                         raise _interrupted(checkpoints, config, t, signals)
             if checkpoints is not None:
-                checkpoints.finish()
+                checkpoints.wait()
                 history.checkpoint_seconds = checkpoints.seconds
                 history.checkpoint_background_seconds = checkpoints.background_seconds
             summary = history.summary()
@@ -110,30 +129,46 @@ def checkpoint_is_due(config: Config, t: int, stopped: bool) -> bool:
 
 
 def resumed(
-    checkpoints: Checkpoints | None, executor: Executor, history: History, restart: bool = False
+    checkpoints: Checkpoints | None, place: Place | None, executor: Executor, history: History
 ) -> State:
-    """The state to go on from, with the history up to it: that of the newest valid checkpoint, or
-    the first. `restart` removes the checkpoints instead."""
+    """The state to go on from, with the history up to it: that of the newest checkpoint whose files
+    are whole, or the first. What is left of a run that starts over is removed."""
     state = executor.start()
-    if checkpoints is None:
+    if checkpoints is None or place is None:
         return state
-    processes = executor.processes
-    if restart:
-        if processes.first:
-            checkpoints.clear()
+    federation = history.federation
+    if place.state != "go on":
+        checkpoints.clear()
+        if federation.config.checkpoint_every > 0:
+            state.clients.keep_in(checkpoints.files)
         return state
-    for manifest in checkpoints.manifests().values():
+    owner = owner_of(place.folder)
+    if owner is not None:
+        mine = identity(federation)
         for what in ("data", "split"):
-            stored, asked = manifest[what], checkpoints.identity[what]
-            refuse_others(checkpoints.folder, other_digest(what, stored, asked))
-    saved = checkpoints.load(state)
-    if processes.count > 1:
-        processes.any(False)  # a barrier: all have read what they need
-        checkpoints.clean()  # partial folders: one could be mistaken for a new one
-    if saved is None:
-        return state
-    state, details, arrays = saved
-    history.restore(details, arrays)
+            refuse_others(place.folder, other_digest(what, owner.identity[what], mine[what]))
+    saved = checkpoints.resume()
+    return state if saved is None else _restored(checkpoints, saved, state, executor, history)
+
+
+def _restored(
+    checkpoints: Checkpoints, saved: Saved, state: State, executor: Executor, history: History
+) -> State:
+    """The state and the history of a checkpoint; clients' files are read when they are drawn.
+
+    Args:
+        saved: the checkpoint.
+        state: the first state, whose clients become those of the checkpoint.
+    """
+
+    def put(new: np.ndarray, old: Any) -> jax.Array:
+        return jax.device_put(new, getattr(old, "sharding", None))
+
+    first = {"server": jax.device_get(state.server)}
+    server = fitted(first, saved.server.arrays)["server"]
+    state.clients.keep_in(checkpoints.files, saved.server.table, saved.server.round)
+    state = state._replace(server=jax.tree.map(put, server, state.server))
+    history.restore(saved.history.details, saved.history.arrays)
     rounds = history.federation.config.rounds
     if history.rounds_done == rounds and rounds not in history.evaluations:
         # It became the last round, since the number of rounds was lowered.
@@ -149,8 +184,11 @@ def save_if_due(
         return
     t = history.rounds_done
     if checkpoint_is_due(history.federation.config, t, stopped):
-        details, arrays = history.to_checkpoint()
-        checkpoints.save(t, state, arrays, details, history.records[-1].mean_accuracy)
+        server = by_path({"server": jax.device_get(state.server)})
+        visited = state.clients.hand_over(t)
+        numbers = SavedHistory(*history.to_checkpoint())
+        score = history.records[-1].mean_accuracy
+        checkpoints.save(t, server, state.clients.rounds, visited, numbers, score)
     checkpoints.check()
 
 
@@ -159,15 +197,35 @@ def finished_run(
 ) -> tuple[History, State]:
     """All numbers and the weights of a run that is finished, from its last checkpoint."""
     history = History(federation, executor)
-    checkpoints = _checkpoints_of(folder, federation, executor.processes, log)
+    known = known_run(folder)
+    if known is None:
+        raise PfedafmError(f"{folder}/config.json cannot be read; {START_OVER}")
+    try:
+        weights = find_weights(folder, known)
+    except PfedafmError as error:
+        raise _unloadable(folder, f": {missing_weights(folder, known)}") from error
+    checkpoints = Checkpoints(weights, known.run, log, executor.processes)
     with contextlib.closing(checkpoints):
-        state = resumed(checkpoints, executor, history)
-    if history.rounds_done == federation.config.rounds:
-        return history, state
-    raise PfedafmError(
-        f"{folder} is finished, and there is no checkpoint of its last round to load; its numbers "
-        f"are in {folder}/, pfedafm_jax.results.run.read_run reads them; {START_OVER}"
+        saved = checkpoints.newest()
+        rounds = federation.config.rounds
+        if saved is not None and len(saved.history.details["records"]) == rounds:
+            return history, _restored(checkpoints, saved, executor.start(), executor, history)
+    raise _unloadable(folder)
+
+
+def _unloadable(folder: Path, why: str = "") -> PfedafmError:
+    return PfedafmError(
+        f"{folder} is finished, and there is no checkpoint of its last round to load{why}; its "
+        f"numbers are in {folder}/, pfedafm_jax.results.run.read_run reads them; {START_OVER}"
     )
+
+
+def drop_weights(folder: Path) -> None:
+    """Removes the weights of a run that is finished, in the first process."""
+    known = known_run(folder)
+    if known is not None and known.every > 0:
+        with contextlib.closing(Checkpoints(find_weights(folder, known), known.run)) as weights:
+            weights.clear()
 
 
 def identity(federation: Federation) -> dict[str, Any]:
@@ -176,10 +234,15 @@ def identity(federation: Federation) -> dict[str, Any]:
     return {"config": federation.config.as_dict(), "data": data.digest, "split": data.split}
 
 
-def _checkpoints_of(
-    folder: Path, federation: Federation, processes: Processes, log: Log
-) -> Checkpoints:
-    return Checkpoints(checkpoint_folder(folder), identity(federation), log, processes)
+def _place_of(folder: Path, processes: Processes, restart: bool) -> Place:
+    """Where the weights of the run in a folder are or will be; the same in all processes."""
+    place = find_place(folder, known_run(folder), restart)
+    digits = np.frombuffer(bytes.fromhex(place.run), np.uint8).astype(np.int32)
+    if not processes.first:
+        digits = np.zeros_like(digits)
+    # Also a barrier: none writes before all have looked.
+    run = bytes(np.asarray(processes.sum(digits)).astype(np.uint8)).hex()
+    return place._replace(run=run)
 
 
 # ------------------------------------------------------------------------- files, observers, signals
@@ -187,15 +250,15 @@ def _checkpoints_of(
 
 @contextlib.contextmanager
 def _files_of(
-    folder: Path | None, federation: Federation, processes: Processes, log: Log
+    folder: Path | None, place: Place | None, processes: Processes, log: Log
 ) -> Iterator[tuple[RunFolder | None, Checkpoints | None]]:
     """The files of a run, locked, in the first process, and its checkpoints; None without a folder.
 
     Errors of the storage are told as such."""
-    if folder is None:
+    if folder is None or place is None:
         yield None, None
         return
-    checkpoints = _checkpoints_of(folder, federation, processes, log)
+    checkpoints = Checkpoints(place.folder, place.run, log, processes)
     files = RunFolder(folder) if processes.first else None
     with files.lock() if files is not None else contextlib.nullcontext():
         try:

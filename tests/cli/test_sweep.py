@@ -186,4 +186,4 @@ def test_data_of_ones_own_is_swept_like_any(tmp_path, dataset):
     assert sweep("--drop-checkpoints", dataset=own, **settings) == 0
     assert len(json.loads((tmp_path / "sweep" / "sweep.json").read_text())) == 2
     assert Config.load(tmp_path / "sweep" / "best.toml").dataset == own
-    assert not list((tmp_path / "sweep").rglob("round-*"))  # the checkpoints
+    assert not list((tmp_path / "sweep").rglob("*.safetensors"))  # the checkpoints

@@ -161,7 +161,7 @@ def test_those_that_are_lost_have_no_part_and_are_taken_again(tmp_path):
     # A reply that was lost: the visit is repeated from the state before it, to the same bits.
     client = link.all[100]
     kept = client.states.read(2)[1]
-    made.state.clients.write(0, {"last_round": np.int32(1)})
+    made.state.clients.write(0, {}, 1)
     made.records.pop()
     client._last = None
     asked = made.executor.questions(made.state, [0], "visit", 2)[0]

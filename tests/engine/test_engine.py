@@ -104,7 +104,7 @@ def poison(state, client):
     """NaN in a client's header."""
     poisoned = state.clients.state(client)
     poisoned["header"]["kernel"][:] = np.nan
-    state.clients.write(client, poisoned)
+    state.clients.write(client, poisoned, 1)
     return poisoned
 
 

@@ -188,16 +188,17 @@ def test_wrong_clients_runs_without_weights_and_damaged_ones_are_named(trained, 
     copy = tmp_path / "run"
     subprocess.run(["cp", "-r", folder, copy], check=True)
     said = []
-    newest = max((copy / "checkpoints").glob("round-*.json"))
-    victim = next(p for p in newest.with_suffix("").rglob("*") if p.is_file() and p.stat().st_size)
+    victim = copy / "checkpoints" / "rounds" / "000002" / "server" / "arrays.safetensors"
     victim.write_bytes(b"no longer what it was")
-    assert load_run(copy, said.append).round == 1 and "round-000002 is skipped" in said[0]
-    newest.write_text("{")
-    assert load_run(copy, said.append).round == 1 and "round-000002.json is damaged" in said[-2]
-    (newest.with_name("round-000001") / "clients" / ".DS_Store").touch()  # as file managers do
+    assert load_run(copy, said.append).round == 1 and "of round 2 is skipped" in said[0]
+    (copy / "checkpoints" / "clients" / ".DS_Store").touch()  # as file managers do
     assert load_run(copy, said.append).client(0).card["round"] == 1
+    damaged = max((copy / "checkpoints").rglob("client-*-round-000001.safetensors"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    with pytest.raises(PfedafmError, match=rf"{damaged.name} cannot be used: it has changed"):
+        load_run(copy, said.append).client(int(damaged.name[7:13]))
     subprocess.run(["rm", "-r", copy / "checkpoints"], check=True)
-    with pytest.raises(PfedafmError, match="has no weights to use: it has no checkpoint"):
+    with pytest.raises(PfedafmError, match=r"has no weights to use: .*looked in .*belong together"):
         load_run(copy)
 
 
@@ -229,12 +230,12 @@ def test_an_exported_client_is_the_client(trained, tmp_path, monkeypatch):
     weights = tmp_path / "out" / "weights.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(PfedafmError, match=r"weights\.safetensors' has changed"):
+    with pytest.raises(PfedafmError, match=r"weights\.safetensors cannot be used: it has changed"):
         load_client(tmp_path / "out")
     card = json.loads((tmp_path / "out" / "card.json").read_text())
     for change, said in (
         ({"round": 3}, r"card\.json' .* \(ValueError: it has changed since it was written\)"),
-        ({"format": 9}, "has format 9 and 1 is read here; export it again"),
+        ({"format": 9}, "has format 9 and 2 is read here; export it again"),
     ):
         (tmp_path / "out" / "card.json").write_text(json.dumps(card | change))
         with pytest.raises(PfedafmError, match=said):

@@ -98,7 +98,7 @@ def test_whoever_is_not_finite_has_no_row():
     made = programs()
     state = made.start()
     state.clients.write(
-        0, jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), state.clients.state(0))
+        0, jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), state.clients.state(0)), 1
     )
     state, result = made.run_round(state, 1, [1, 0, 2])
     assert result.reports["finite"].tolist() == [True, False, True]

@@ -1,6 +1,7 @@
 """A run that stops and is resumed is the same run, to the last bit."""
 
 import json
+import re
 import shutil
 import signal
 from dataclasses import replace
@@ -18,12 +19,12 @@ from pfedafm_jax.engine import draw_participants
 from pfedafm_jax.results import plots
 from pfedafm_jax.results.records import RunFolder
 from pfedafm_jax.results.run import read_run
-from pfedafm_jax.runs.checkpoints import Checkpoints
-from pfedafm_jax.runs.existing import Task, checkpoint_folder, differences, find_existing
+from pfedafm_jax.runs.existing import Task, differences, find_existing
 from pfedafm_jax.runs.experiment import Experiment
 from pfedafm_jax.runs.observers import Observer
 from pfedafm_jax.runs.signals import Signals
 from pfedafm_jax.runs.train import train
+from pfedafm_jax.runs.weights_folder import owner_of, rounds_saved, usual_place
 
 ROUNDS = 7
 TIMING = {"seconds", "compile_seconds", "checkpoint_seconds", "checkpoint_background_seconds"}
@@ -200,21 +201,27 @@ def test_a_signal_ends_the_run_after_its_round_and_saves_it(make, settings, stra
     assert_same_run(resumed, folder, *straight)
 
 
+def newest_of(folder, what):
+    """The newest file of the server's parts, of the histories or of the clients of a run."""
+    found = usual_place(folder).rglob(
+        f"{what}*/arrays.safetensors" if what != "client" else "client-*"
+    )
+    return max(found, key=lambda path: (re.findall(r"\d{6}", str(path))[-1], str(path)))
+
+
+@pytest.mark.parametrize("what", ["server", "history", "client"])
 def test_a_damaged_last_checkpoint_is_named_and_the_one_before_used(
-    make, settings, straight, folder
+    what, make, settings, straight, folder
 ):
     crashed(folder, make(settings), 7)  # checkpoints of rounds 2, 4 and 6
-    files = next(iter(Checkpoints(checkpoint_folder(folder)).manifests().values()))["files"]
-    own = [name for name in files if name.startswith("round-000006")]
-    largest = max(own, key=lambda name: files[name][0])
-    path = checkpoint_folder(folder) / largest
+    path = newest_of(folder, what)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     said: list = []
     resumed = make(settings)
     assert train_in(folder, resumed, log=said.append) == 4
-    assert len(said) == 1 and largest in said[0] and said[0].startswith("warning:")
+    assert len(said) == 1 and str(path) in said[0] and said[0].startswith("warning:")
     assert_same_run(resumed, folder, *straight)
 
 
@@ -245,7 +252,7 @@ def test_updates_that_are_not_finite_are_counted_and_survive_a_restart(make, set
     store = experiment.state.clients
     first = draw_participants(settings.seed, 1, settings.num_clients, settings.num_participants)[0]
     spoilt = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), store.state(first))
-    store.write(first, spoilt)
+    store.write(first, spoilt, 1)
     experiment.executor.start = lambda: experiment.state
     crashed(folder, experiment, 4)
     assert rows(folder)[0]["not_finite"] == 1
@@ -293,8 +300,10 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(make, settings):
 
 def test_a_finished_run_without_checkpoints_is_not_thrown_away(make, settings, folder):
     train_in(folder, make(updated(settings, rounds=2, checkpoint_every=0)))
-    assert not checkpoint_folder(folder).exists()
-    with pytest.raises(PfedafmError, match="no checkpoint to resume from; --fresh"):
+    assert not usual_place(folder).exists()
+    with pytest.raises(
+        PfedafmError, match=r"no checkpoint to resume from: no weights .* were written .*; --fresh"
+    ):
         find_existing(Task(settings, folder))
     assert state(settings, folder, longer=True) == "again"
 
@@ -317,21 +326,11 @@ def test_a_folder_in_use_is_refused(settings, straight):
 
 def test_a_finished_run_keeps_its_last_and_its_best(straight):
     experiment, folder = straight
-    kept = Checkpoints(checkpoint_folder(folder)).manifests()
     best = max([2, 4, 6, 7], key=lambda n: (experiment.records[n - 1].mean_accuracy, -n))
-    assert {7, best} <= set(kept) and len(kept) <= 3  # and one that shares no file with the last
-    assert not set.intersection(*(set(manifest["files"]) for manifest in kept.values()))
+    assert set(rounds_saved(usual_place(folder))) == {6, 7, best}
+    owner = owner_of(usual_place(folder))
+    assert owner is not None and owner.run == read_run(folder).about["run"]
     assert not list(folder.rglob("*.pkl")) and not list(folder.rglob("*tmp*"))
-
-
-def test_checkpoints_lie_beside_runs_where_there_is_a_place_for_them(tmp_path):
-    own = tmp_path / "runs" / "a" / "checkpoints"
-    assert checkpoint_folder(tmp_path / "runs" / "a") == own
-    (tmp_path / "checkpoints").mkdir()
-    assert checkpoint_folder(tmp_path / "runs" / "a" / "b") == tmp_path / "checkpoints" / "a" / "b"
-    assert checkpoint_folder(tmp_path / "elsewhere") == tmp_path / "elsewhere" / "checkpoints"
-    own.mkdir(parents=True)
-    assert checkpoint_folder(tmp_path / "runs" / "a") == own
 
 
 def test_a_comparison_that_is_stopped_goes_on_to_the_same_records(

@@ -1,11 +1,10 @@
 """The loop over rounds by any executor, when it evaluates and saves, and what a round costs."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from small import engine_of, plain_loop, small_config, small_data
 
+from pfedafm_jax.config.config import updated
 from pfedafm_jax.engine import RoundResult
 from pfedafm_jax.runs.observers import Observer
 from pfedafm_jax.runs.traffic import traffic_of, with_statistics
@@ -46,7 +45,7 @@ def test_evaluations_and_checkpoints_are_due_every_so_often_and_after_the_last_r
     assert [t for t in rounds if evaluation_is_due(config, t)] == [3, 5]
     assert [t for t in rounds if checkpoint_is_due(config, t, stopped=False)] == [2, 4, 5]
     assert checkpoint_is_due(config, 1, stopped=True)
-    never = dataclasses.replace(config, checkpoint_every=0)
+    never = updated(config, checkpoint_every=0)
     assert not any(checkpoint_is_due(never, t, stopped=True) for t in rounds)
 
 

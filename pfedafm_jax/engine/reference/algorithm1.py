@@ -61,7 +61,7 @@ class Algorithm1(PlainLoop):
         for k, weight in zip(order, weights_of(self.federation, order), strict=True):
             client = state.clients.state(k)
             done = self.visit_of(t, k, client, received, momenta(client, received))
-            state.clients.write(k, done.client)
+            state.clients.write(k, done.client, t)
             reports.append(done.report)
             if done.extractor is not None:
                 uploads.append((weight, done.extractor))

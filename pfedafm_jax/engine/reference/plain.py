@@ -113,7 +113,7 @@ class PlainLoop:
             new, upload, report = self.visit(
                 t, client, state.clients.state(client), server, np.float32(weight)
             )
-            state.clients.write(client, new)
+            state.clients.write(client, new, t)
             reports.append(report)
             if upload is not None:
                 sent[client] = upload

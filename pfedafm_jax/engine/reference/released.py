@@ -54,7 +54,7 @@ class ReleasedLoop(Algorithm1):
             left = relay if settings.leak_momentum else momenta(client, received)
             with matmul_precision(self.federation.config.precision):
                 done = self.visit_of(t, k, client, received, left)
-            state.clients.write(k, done.client)
+            state.clients.write(k, done.client, t)
             relay = done.left if done.report["finite"] else relay
             reports.append(done.report)
             if done.extractor is not None:
