@@ -157,8 +157,8 @@ def test_every_program_lowers_for_cuda(method, layout):
     architectures = ("cnn1", "cnn2", "cnn5")
     config = small_config(method, layout=layout, architectures=architectures, feature_size=20,
                           shared_extractor="cnn5", devices=2, kernels="xla")  # fmt: skip
-    images = np.zeros((40, 16, 16, 3), np.uint8)
-    data = dataset_from_arrays("empty", images, np.arange(40) % 4, images, np.arange(40) % 4)
+    images, labels = np.zeros((60, 16, 16, 3), np.uint8), np.arange(60) % 4
+    data = dataset_from_arrays("empty", images, labels, images, labels)
     programs = engine_of(config, data, small_data()[1])
     form = programs.program_key._replace(devices=Devices(2, lower_for="cuda"))
     names = {name for name, program in traced(form, shapes_of(form)) if program.as_text()}
