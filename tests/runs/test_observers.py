@@ -11,7 +11,7 @@ from by_hand import record, run_by_hand
 
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.base.terminal import console
-from pfedafm_jax.cli.options import parse
+from pfedafm_jax.cli.options import RunOptions, observers, parse
 from pfedafm_jax.config.config import updated
 from pfedafm_jax.engine import Federation
 from pfedafm_jax.results import plots
@@ -217,10 +217,10 @@ def test_wandb_stays_one_run_and_gets_each_round_once(tmp_path, monkeypatch):
 
 
 def test_wandb_that_cannot_be_used_is_told_before_any_work(monkeypatch):
-    _, options = parse(["--wandb", "project", "--tensorboard"], "run", "")
+    options = parse(["--wandb", "project", "--tensorboard"], "run", "", RunOptions).options
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(PfedafmError, match="pip install wandb"):
-        options.observers()
+        observers(options)
     monkeypatch.setitem(sys.modules, "wandb", module := pretended())
 
     def login(verify):
@@ -228,6 +228,6 @@ def test_wandb_that_cannot_be_used_is_told_before_any_work(monkeypatch):
 
     module.login = login
     with pytest.raises(PfedafmError, match=r"wandb = 'project' .*\(no key\).*WANDB_MODE=offline"):
-        options.observers()
+        observers(options)
     monkeypatch.setitem(sys.modules, "wandb", pretended("offline"))
-    assert [type(each) for each in options.observers()] == [TensorBoard, WeightsAndBiases]
+    assert [type(each) for each in observers(options)] == [TensorBoard, WeightsAndBiases]
