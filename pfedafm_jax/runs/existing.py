@@ -97,6 +97,8 @@ def find_existing(
             f"{missing_weights(folder, known)}; {ELSEWHERE}"
         )
     place = find_place(folder, known, fresh or lost)
+    if known is not None and place.state == "start over" and not fresh and not lost:
+        log(f"{folder} had done {known.rounds} rounds and saved none: it starts over")
     done = max(rounds_saved(place.folder), default=0) if place.state == "go on" else 0
     if done > config.rounds:
         raise _too_few(config, done, folder)

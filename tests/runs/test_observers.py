@@ -103,6 +103,14 @@ def test_the_plan_says_where_the_users_of_the_data_are_not_used(straight, datase
     assert "the data's 3 users are not used (--partition natural)" in said
 
 
+def test_the_plan_says_where_weights_go_and_how_large_they_get(straight, tmp_path, capsys):
+    experiment = straight[2]
+    (tmp_path / "checkpoints").mkdir()
+    print_plan(experiment.federation, experiment.executor, run_dir=tmp_path / "runs" / "x")
+    said = "".join(capsys.readouterr().out.split())
+    assert f"weights{tmp_path / 'checkpoints' / 'x'}/,atmostabout" in said
+
+
 @pytest.mark.parametrize("name", ["CIFAR-10", "a name of a dataset that is far too long"])
 def test_a_table_has_all_its_numbers_at_80_columns(name, capsys, monkeypatch):
     monkeypatch.setattr(console, "width", 80)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from small import METHODS, slow_but, states
 
-from pfedafm_jax import compare
+from pfedafm_jax import compare, load_run
 from pfedafm_jax.base.errors import Interrupted, PfedafmError
 from pfedafm_jax.config.config import updated
 from pfedafm_jax.engine import draw_participants
@@ -331,6 +331,70 @@ def test_a_finished_run_keeps_its_last_and_its_best(straight):
     owner = owner_of(usual_place(folder))
     assert owner is not None and owner.run == read_run(folder).about["run"]
     assert not list(folder.rglob("*.pkl")) and not list(folder.rglob("*tmp*"))
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder with `runs` and `checkpoints`, as this repository; the run is `runs/x`."""
+    (tmp_path / "checkpoints").mkdir()
+    return tmp_path
+
+
+def content(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_folder_of_another_program_in_the_place_of_weights_is_not_touched(
+    fresh, make, settings, checkout
+):
+    theirs = checkout / "checkpoints" / "x" / "round-000002" / "weights.bin"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_bytes(b"of another program")
+    with pytest.raises(PfedafmError, match="nothing in it is touched"):
+        train_in(checkout / "runs" / "x", make(settings), fresh=fresh)
+    assert content(checkout) == {theirs: b"of another program"}
+
+
+def test_a_run_whose_weights_are_not_found_is_left_as_it_is_until_they_are_back(
+    make, settings, straight, checkout
+):
+    folder = checkout / "runs" / "x"
+    crashed(folder, make(settings), 5)
+    shutil.move(checkout / "checkpoints" / "x", checkout / "elsewhere")
+    before = content(folder)
+    for _ in range(2):
+        with pytest.raises(PfedafmError, match=r"has done 5 rounds, and its weights are not there"):
+            train_in(folder, make(settings))
+    assert content(folder) == before
+    assert state(settings, folder, fresh=True) == "again"
+    shutil.move(checkout / "elsewhere", checkout / "checkpoints" / "x")
+    resumed = make(settings)
+    assert train_in(folder, resumed) == 4
+    assert_same_run(resumed, folder, *straight)
+
+
+def test_a_run_that_was_stopped_before_its_first_checkpoint_says_that_it_starts_over(
+    make, settings, folder
+):
+    crashed(folder, make(settings), 2)  # before the save of this round
+    said: list[str] = []
+    task = find_existing(Task(settings, folder), log=said.append)
+    assert task.state == "new" and "had done 2 rounds and saved none: it starts over" in said[0]
+
+
+def test_a_run_folder_that_was_carried_away_says_where_its_weights_are(make, settings, checkout):
+    folder, carried = checkout / "runs" / "x", checkout / "desk" / "x"
+    train_in(folder, make(replace(settings, rounds=2)))
+    shutil.copytree(folder, carried)
+    with pytest.raises(PfedafmError) as caught:
+        load_run(carried)
+    text = str(caught.value)
+    assert (
+        "written to ../../checkpoints/x" in text and f"looked in {carried / 'checkpoints'}" in text
+    )
+    shutil.copytree(checkout / "checkpoints" / "x", carried / "checkpoints")
+    assert load_run(carried).round == load_run(folder).round == 2
 
 
 def test_a_comparison_that_is_stopped_goes_on_to_the_same_records(
