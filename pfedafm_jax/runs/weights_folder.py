@@ -28,6 +28,7 @@ OWNER = "run.json"
 ROUNDS = "rounds"
 EARLIER_CHECKPOINT = re.compile(r"round-\d{6,8}(\.json)?")
 FORMAT = "pfedafm_jax weights 1"
+BESIDE_NUMBERS = 4096  # bytes of a file: what it says of its arrays, the rest of its last block
 ELSEWHERE = "another --run-dir leaves it as it is"
 
 
@@ -300,7 +301,7 @@ def largest_size(
     between = min(num_clients, num_participants * every)
     being_written = between
     files = 2 * visited + between + being_written
-    return round(files * client_bytes + 4 * server_bytes)
+    return round(files * (client_bytes + BESIDE_NUMBERS) + 4 * (server_bytes + BESIDE_NUMBERS))
 
 
 def new_run() -> str:

@@ -146,6 +146,7 @@ def test_a_full_cache_folder_costs_one_line(small_disk, tmp_path, name):
 @pytest.mark.faults
 def test_a_full_disk_is_told_and_the_run_resumes_when_there_is_space(small_disk, tmp_path):
     place, enlarge = small_disk
+    (place / "filled").write_bytes(bytes(1_100_000))  # what is left is full within 400 rounds
     code, out, err = end(command(place / "run", "--rounds", "400"))
     assert code == 1 and "no space left" in err and "Free some" in err, (code, err)
     assert "Traceback" not in err, err

@@ -234,5 +234,5 @@ def test_checkpoints_of_an_earlier_version_are_refused_as_such(run_dir, checkout
 
 def test_how_large_weights_get():
     # All 100 clients twice, 50 of them in between and 50 being written, of 6 MB; four servers.
-    assert largest_size(6e6, 2e6, 100, 10, 500, 5) == 300 * 6e6 + 4 * 2e6
-    assert largest_size(6e6, 2e6, 100_000, 10, 500, 5) == (2 * 5000 + 100) * 6e6 + 8e6
+    assert largest_size(6e6, 2e6, 100, 10, 500, 5) == 300 * 6_004_096 + 4 * 2_004_096
+    assert largest_size(6e6, 2e6, 100_000, 10, 500, 5) == 10_100 * 6_004_096 + 4 * 2_004_096
