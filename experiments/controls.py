@@ -1,6 +1,6 @@
 """pFedAFM beside the controls that could refute it: all clients after the last round, over seeds.
 
-    python experiments/controls.py experiments/results/full_length/hetero_cifar10-n100{,-momentum}
+    python experiments/controls.py --rounds 100 experiments/results/full_length/hetero_cifar10-n100
 
 Runs of one dataset, split and length are one column. The measure that carries a claim is the mean
 accuracy of all clients at the end, and differences to pFedAFM are paired by seed. Where two or more
@@ -8,19 +8,22 @@ seeds are common to both, the interval is that of a t-test with the seeds as uni
 seed there is none.
 """
 
+import argparse
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import scipy.stats
-from full_length import finished, write
+from full_length import write
 from matplotlib.figure import Figure
 from paper import numbers
 
 from pfedafm_jax import PfedafmError
+from pfedafm_jax.cli import options
 from pfedafm_jax.cli.main import guarded
 from pfedafm_jax.results import style
-from pfedafm_jax.results.run import Run
+from pfedafm_jax.results.run import Run, read_runs
 from pfedafm_jax.results.tables import human, markdown
 
 OURS = "pFedAFM"
@@ -181,8 +184,23 @@ def picture(columns: Mapping[str, Column]) -> Figure:
     return figure
 
 
+def arguments(argv: list[str]) -> argparse.Namespace:
+    """The runs to compare, how many of their rounds, and the name of the output."""
+    parser = argparse.ArgumentParser("experiments/controls.py", allow_abbrev=False)
+    parser.description = (__doc__ or "").split("\n")[0]
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of finished runs")
+    parser.add_argument("--rounds", type=int, metavar="N", help="the first N rounds of longer runs")
+    words = "writes NAME.md and NAME.png"
+    parser.add_argument("--out", type=Path, default=Path("controls"), metavar="NAME", help=words)
+    return parser.parse_args(argv)
+
+
 def main(argv: list[str]) -> int:
-    runs, out = finished(argv, "controls", __doc__)
+    asked = arguments(argv)
+    options.outputs(asked.out, ".md", ".png")  # checked before the work
+    runs = [run for run in read_runs(asked.runs) if run.finished]
+    if asked.rounds is not None:
+        runs = [run.first(asked.rounds) for run in runs]
     columns = by_split(runs)
     if not any(OURS in column for column in columns.values()):
         raise PfedafmError(f"no finished run is one of {OURS}")
@@ -191,7 +209,7 @@ def main(argv: list[str]) -> int:
         "pFedAFM minus the other, paired by seed": differences(columns),
         "What a run sends and computes": costs(columns),
     }
-    write(tables, picture(columns), out)
+    write(tables, picture(columns), asked.out)
     return 0
 
 

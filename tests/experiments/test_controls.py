@@ -1,11 +1,15 @@
 """Controls beside pFedAFM: levels, differences paired by seed and their intervals, by hand."""
 
+from pathlib import Path
+
 import controls
 import numpy as np
 import pytest
 from by_hand import record, run_by_hand
 
 from pfedafm_jax import PfedafmError
+
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 
 
 def by_hand(method, seed, everyone, **settings):
@@ -49,3 +53,16 @@ def test_what_is_particular_to_a_run_is_in_its_name():
     assert controls.name_of(held) == "pFedAFM, mix held at 0"
     tuned = by_hand("fedavg_finetuned", 0, 0.8, fedavg_finetuned={"finetune": "header"})
     assert controls.name_of(tuned) == "FedAvg with fine-tuning, header"
+
+
+def test_the_page_has_the_tables_that_its_commands_make(tmp_path):
+    """The shorter of its two commands, run again."""
+    page = (RESULTS / "controls" / "README.md").read_text()
+    folders = [*(RESULTS / "full_length" / "hetero_cifar100-n100").glob("*-seed0")]
+    folders.append(RESULTS / "controls" / "hetero_cifar100-n100-momentum")
+    words = [str(folder) for folder in sorted(folders)]
+    controls.main([*words, "--out", str(tmp_path / "made")])
+    made = (tmp_path / "made.md").read_text()
+    assert made == (RESULTS / "controls" / "cifar100_200_rounds.md").read_text()
+    for section in made.split("### ")[1:]:
+        assert section.split("\n\n", 1)[1].strip() in page
