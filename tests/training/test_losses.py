@@ -120,7 +120,12 @@ def torch_kl(torch, target, logits, own=None):
 
 @pytest.mark.filterwarnings("ignore:reduction:UserWarning")
 @pytest.mark.parametrize(
-    "own", [FML.Settings(), FML.Settings(0.3, 0.9), FML.Settings(0.5, 0.5, "element_mean", False)]
+    "own",
+    [
+        FML.Settings(),
+        FML.Settings(alpha=0.3, beta=0.9),
+        FML.Settings(kl="element_mean", detach_targets=False),
+    ],
 )
 def test_fml_loss_and_gradients_equal_pytorch(own):
     def theirs(torch, labels, private, shared):
