@@ -16,7 +16,8 @@ from common import Work
 
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Partition
-from pfedafm_jax.engine import Devices, build, run_round, setup_devices, start
+from pfedafm_jax.engine import Devices, Federation, setup_devices
+from pfedafm_jax.engine import Engine as Executor
 from pfedafm_jax.models import kernels
 
 
@@ -33,22 +34,24 @@ class Engine:
         jax.clear_caches()
         config = updated(self.config, batch_size=batch_size)
         form = kernels.choose(config.kernels)
-        self.programs = build(config, self.work.dataset, self.work.partition)
-        self.state, begin = start(self.programs), time.perf_counter()
-        self.programs.compile()
+        dataset, partition = self.work.dataset, self.work.partition
+        self.federation = Federation.of_partition(config, dataset, partition)
+        self.executor = Executor(self.federation, dataset, partition)
+        self.state, begin = self.executor.start(), time.perf_counter()
+        self.executor.prepare()
         seconds = round(time.perf_counter() - begin, 2)
         return {
             "compile_seconds": seconds,
             "kernels": str(form),
-            "devices": len(self.programs.devices),
+            "devices": len(self.executor.devices),
         }
 
     def round(self, number: int, participants: Sequence[int]) -> dict[str, Any]:
         """One round of these participants; loss and accuracy show that all contenders learn."""
         begin = time.perf_counter()
-        self.state, result = run_round(self.programs, self.state, number, participants)
-        seconds, first = time.perf_counter() - begin, self.programs.predictions[0]
-        loss, accuracy = result.info["loss"], result.info[f"accuracy/{first}"]
+        self.state, result = self.executor.run_round(self.state, number, participants)
+        seconds, first = time.perf_counter() - begin, self.federation.prediction_names[0]
+        loss, accuracy = result.reports["loss"], result.reports[f"accuracy/{first}"]
         return {
             "seconds": seconds,
             "loss": float(np.mean(loss)),
@@ -57,11 +60,12 @@ class Engine:
 
     def flops(self, participants: Sequence[int]) -> float:
         """Floating-point operations of these clients' visits, as the algorithm has them."""
-        return float(sum(cost.flops for cost in self.programs.costs(participants)))
+        costs = [self.federation.cost_of_visit(client) for client in participants]
+        return float(sum(cost.flops for cost in costs))
 
     def matmul_gflops(self, sizes: Sequence[int] = (1024, 1536, 2048), repeats: int = 3) -> float:
         """Float32 matrix products on all devices at once: the best of some sizes and repeats."""
-        return max(matmul_gflops(self.programs.devices, size, repeats) for size in sizes)
+        return max(matmul_gflops(self.executor.devices, size, repeats) for size in sizes)
 
 
 def matmul_gflops(devices: Devices, size: int, repeats: int) -> float:
@@ -96,7 +100,7 @@ class ScalingPoint(Engine):
 
     def memory(self) -> dict[str, Any]:
         """Bytes: the process's peak in rounds, arrays on devices, the clients' store."""
-        store = self.state.store
+        store = self.state.clients
         return {
             "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "device_bytes": int(sum(array.nbytes for array in jax.live_arrays())),

@@ -47,13 +47,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 # --------------------------------------------------------------------------------- a method's run
 
 
-def build_programs(options: argparse.Namespace) -> Any:
-    """The `Programs` of a run of the method, on blank images and as many CPU devices."""
+def build_engine(options: argparse.Namespace) -> Any:
+    """The `Engine` of a run of the method, on blank images and as many CPU devices."""
     import numpy as np
 
     from pfedafm_jax.config.config import Config
     from pfedafm_jax.data import Partition, dataset_from_arrays
-    from pfedafm_jax.engine import build, setup_devices
+    from pfedafm_jax.engine import Engine, Federation, setup_devices
     from pfedafm_jax.models import kernels
 
     setup_devices(options.devices, cache=False)
@@ -73,7 +73,8 @@ def build_programs(options: argparse.Namespace) -> Any:
     dataset = dataset_from_arrays("empty", images, labels, images[:1], labels[:1], num_classes=10)
     rows = np.arange(IMAGES, dtype=np.int32).reshape(100, sum(SIZES))
     train, test = tuple(rows[:, : SIZES[0]]), tuple(rows[:, SIZES[0] :])
-    return build(config, dataset, Partition(train, test, (rows[0, :0],) * 100))
+    partition = Partition(train, test, (rows[0, :0],) * 100)
+    return Engine(Federation.of_partition(config, dataset, partition), dataset, partition)
 
 
 def described(options: argparse.Namespace) -> tuple[Any, str]:
@@ -95,51 +96,51 @@ def described(options: argparse.Namespace) -> tuple[Any, str]:
         return Devices(options.devices, lower_for="cuda"), why
 
 
-def rounds_of(programs: Any, form: Any) -> dict[str, float]:
+def rounds_of(engine: Any, program_key: Any) -> dict[str, float]:
     """Means over the rounds of a run: calls and steps of each stage, bytes copied."""
     import jax
     import numpy as np
 
     from pfedafm_jax.engine.programs import shapes_of
-    from pfedafm_jax.engine.round import calls_of, draw_participants
+    from pfedafm_jax.engine.round import draw_participants
 
     def size(tree: Any) -> int:
         return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
-    shapes, totals, config = shapes_of(form), Counter(), programs.config
+    shapes, totals, config = shapes_of(program_key), Counter(), engine.federation.config
     row = size(shapes.slot)
     states, wide = [size(one) for one in shapes.starts], [size(one) for one in shapes.states]
     for t in range(1, ROUNDS + 1):
         clients = draw_participants(config.seed, t, config.num_clients, config.num_participants)
         clients = [int(client) for client in clients]
-        own = sum(states[programs.groups[client]] for client in clients)
+        own = sum(states[engine.federation.groups[client]] for client in clients)
         totals["participants' states"] += own
-        for call in calls_of(programs, clients, programs.num_train):
+        for call in engine.calls_of(clients, engine.federation.num_train):
             totals["train calls"] += 1
-            totals["train steps"] += max(call.trips)
-            totals[f"train calls {call.kind}"] += 1
-            totals[f"train steps {call.kind}"] += max(call.trips)
-            moved = 0 if form.lockstep else call.clients.size * wide[call.kind]
+            totals["train steps"] += max(call.num_steps)
+            totals[f"train calls {call.program}"] += 1
+            totals[f"train steps {call.program}"] += max(call.num_steps)
+            moved = 0 if program_key.lockstep else call.clients.size * wide[call.program]
             totals["bytes up"] += moved + 2 * call.clients.size * row
             totals["bytes down"] += moved
-        totals["bytes up"] += own if form.lockstep else 0
-        totals["bytes down"] += own if form.lockstep else 0
+        totals["bytes up"] += own if program_key.lockstep else 0
+        totals["bytes down"] += own if program_key.lockstep else 0
         for client in clients:
-            totals[f"moved {programs.groups[client]}"] += 1
+            totals[f"moved {engine.federation.groups[client]}"] += 1
         if shapes.parts:
-            for call in calls_of(programs, clients, programs.num_train, shared_stage=True):
+            for call in engine.calls_of(clients, engine.federation.num_train, shared_stage=True):
                 totals["shared calls"] += 1
-                totals["shared steps"] += max(call.trips)
+                totals["shared steps"] += max(call.num_steps)
                 totals["bytes up"] += call.clients.size * (row + size(shapes.parts))
     return {name: value / ROUNDS for name, value in totals.items()}
 
 
-def compile_all(programs: Any, form: Any, real: bool, folder: str) -> tuple[list[dict], dict]:
+def compile_all(engine: Any, program_key: Any, real: bool, folder: str) -> tuple[list[dict], dict]:
     """Every program with its numbers, and computations of each."""
     from pfedafm_jax.engine.programs import shapes_of, traced
 
     rows, found, counts = [], {}, Counter()
-    for name, lowered in traced(form, shapes_of(form)):
+    for name, lowered in traced(program_key, shapes_of(program_key)):
         number = counts[name]
         counts[name] += 1
         if not real:
@@ -172,14 +173,15 @@ def compile_all(programs: Any, form: Any, real: bool, folder: str) -> tuple[list
     return rows, found
 
 
-def a_round(programs: Any, form: Any, found: dict) -> dict[str, float]:
+def a_round(engine: Any, program_key: Any, found: dict) -> dict[str, float]:
     """Kernels, bytes and an estimated time of a round."""
     import numpy as np
 
+    from pfedafm_jax.engine.engine import programs_of_clients
     from pfedafm_jax.engine.programs import shapes_of
 
-    means = rounds_of(programs, form)
-    steps = -(-SIZES[0] // programs.method.training.batch_size)
+    means = rounds_of(engine, program_key)
+    steps = -(-SIZES[0] // engine.method.training.batch_size)
     kernels = 0.0
     for (name, number), computations in found.items():
         if name in ("train", "evaluate"):
@@ -192,11 +194,13 @@ def a_round(programs: Any, form: Any, found: dict) -> dict[str, float]:
         else:
             calls, trips = 1.0, 1.0
         kernels += calls * launched(computations, [trips, steps])
-    flops = np.array([cost.flops for cost in programs.costs(range(100))])
-    wide = np.array([kind.architecture.macs for kind in shapes_of(form).kinds])[programs.kinds]
-    flops = float(np.mean(flops * wide / programs.macs))  # padding is computed too
-    flops *= programs.config.num_participants / len(form.devices)
-    products = flops / FLOPS[form.precision]
+    flops = np.array([engine.federation.cost_of_visit(client).flops for client in range(100)])
+    program_of_client = programs_of_clients(engine.federation, program_key)
+    wide = np.array([group.architecture.macs for group in shapes_of(program_key).groups])
+    wide = wide[program_of_client]
+    flops = float(np.mean(flops * wide / engine.federation.macs))  # padding is computed too
+    flops *= engine.federation.config.num_participants / len(program_key.devices)
+    products = flops / FLOPS[program_key.precision]
     return {
         **means,
         "trips": means["train steps"] + means.get("shared steps", 0.0),
@@ -269,10 +273,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         # XLA reads these when it starts: without a card, autotuning must be off.
         os.environ["JAX_PLATFORMS"], os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "cpu", "1"
         os.environ["XLA_FLAGS"] = f"--xla_gpu_autotune_level=0 --xla_dump_to={folder}"
-        programs = build_programs(options)
+        engine = build_engine(options)
         devices, why = described(options)
-        form = programs.form._replace(devices=devices, precision=options.precision)
-        rows, found = compile_all(programs, form, not why, folder)
+        program_key = engine.program_key._replace(devices=devices, precision=options.precision)
+        rows, found = compile_all(engine, program_key, not why, folder)
     about = (
         f"{options.method}, {options.layout}, K = {options.participants}, E = {options.epochs}, "
     )
@@ -286,10 +290,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if not why:
         result["waits"] = sum(row["waits"] for row in rows)
         result["compile_seconds"] = sum(row["compile_seconds"] for row in rows)
-        result["round"] = a_round(programs, form, found)
-        result["client_bytes"] = client_bytes(form)
+        result["round"] = a_round(engine, program_key, found)
+        result["client_bytes"] = client_bytes(program_key)
         temporary = max(row["temporary_bytes"] for row in rows if row["program"] == "train 0")
-        result["client_bytes_compiled"] = temporary // programs.clients_per_step
+        result["client_bytes_compiled"] = temporary // engine.clients_per_step
     return result
 
 

@@ -23,8 +23,8 @@ from pfedafm_jax.base.errors import PfedafmError, bad
 from pfedafm_jax.base.files import Log
 from pfedafm_jax.config.config import Config
 from pfedafm_jax.data.augment import normalise
-from pfedafm_jax.engine import Programs, draw_participants
-from pfedafm_jax.engine.reference import plain
+from pfedafm_jax.engine import draw_participants
+from pfedafm_jax.engine.reference.plain import PlainLoop, shared_update
 from pfedafm_jax.engine.visit import client_key
 from pfedafm_jax.methods.pfedafm import PFedAFM, mix_features
 from pfedafm_jax.models.architecture import Architecture
@@ -119,35 +119,35 @@ def _at(method: PFedAFM, architecture: Architecture, params: Tree, batches: Tree
     return gradient_pass(loss, params, batches, jnp.sum(batches[2], axis=1))
 
 
-def _batches(programs: Programs, client: int, round_index: int) -> tuple[np.ndarray, ...]:
+def _batches(loop: PlainLoop, client: int, round_index: int) -> tuple[np.ndarray, ...]:
     """A client's training data in a random order, padded to the same number of batches for all."""
-    size, rows = programs.method.training.batch_size, programs.partition.train[client]
-    random = np.random.default_rng([programs.config.seed, round_index, client])
-    count = -(-int(programs.num_train.max()) // size)
+    size, rows = loop.method.training.batch_size, loop.partition.train[client]
+    random = np.random.default_rng([loop.federation.config.seed, round_index, client])
+    count = -(-int(loop.federation.num_train.max()) // size)
     padded = np.resize(random.permutation(rows), (count, size))
     real = (np.arange(count * size) < len(rows)).astype(np.float32).reshape(count, size)
-    dataset = programs.dataset
+    dataset = loop.dataset
     return dataset.images[padded], dataset.labels[padded].astype(np.int32), real
 
 
-def own_extractor(programs: Programs, client: int, t: int, header: Tree, shared: Tree) -> Tree:
+def own_extractor(loop: PlainLoop, client: int, t: int, header: Tree, shared: Tree) -> Tree:
     """θ_k^t, a participant's upload: phase 2 repeated with the same key, since the engine keeps
     only the average. `header` is the trained one, `shared` the extractor it received."""
-    key, data = client_key(programs.key, t, client), plain.data_of(programs, client)
+    key, data = client_key(loop.federation.run_key, t, client), loop.data_of(client)
     own, server = {"header": header}, {"shared_extractor": shared}
-    update = plain.shared_update(programs.method, key, own, server, data, np.float32(1))
+    update = shared_update(loop.method, key, own, server, data, np.float32(1))
     return jax.device_get(update.upload["shared_extractor"])
 
 
 def visit(
-    programs: Programs, client: int, t: int, before: Tree, after: Tree, old: Tree, new: Tree
+    loop: PlainLoop, client: int, t: int, before: Tree, after: Tree, old: Tree, new: Tree
 ) -> dict[str, Any]:
     """The measurements of one participant: `before` and `after` are its states around the round,
     `old` and `new` the shared extractors."""
-    method, architecture = programs.method, programs.architectures[programs.groups[client]]
+    method, architecture = loop.method, loop.architecture_of(client)
     assert isinstance(method, PFedAFM)
-    batches = _batches(programs, client, t)
-    trained = own_extractor(programs, client, t, after["header"], old)
+    batches = _batches(loop, client, t)
+    trained = own_extractor(loop, client, t, after["header"], old)
 
     def model(state: Tree, shared: Tree) -> Tree:
         parts = {part: state[part] for part in ("local_extractor", "header", "mix")}
@@ -157,7 +157,7 @@ def visit(
         return at, jax.device_get(_at(method, architecture, at, batches))
 
     start = examined(model(before, old))
-    rate, gradient = np.float32(programs.config.rate), start[1].gradient
+    rate, gradient = np.float32(loop.federation.config.rate), start[1].gradient
     found = {
         "start": start,
         "step": examined(jax.tree.map(lambda p, g: p - rate * g, start[0], gradient)),
@@ -167,10 +167,10 @@ def visit(
     }
     ends = {name: (params, measured.gradient) for name, (params, measured) in found.items()}
     zero = jax.tree.map(np.zeros_like, gradient)
-    steps = -(-int(programs.num_train[client]) // method.training.batch_size)
+    steps = -(-int(loop.federation.num_train[client]) // method.training.batch_size)
     return {
         "client": client,
-        "steps": programs.config.local_epochs * steps,
+        "steps": loop.federation.config.local_epochs * steps,
         "loss": {name: float(measured.loss) for name, (_, measured) in found.items()},
         "squared_gradient": {name: squared_distance(g, zero) for name, (_, g) in ends.items()},
         "variance": float(start[1].variance),
@@ -190,14 +190,15 @@ def study(config: Config, data_dir: str | None = None, log: Log = print) -> dict
     if config.method != "pfedafm" or config.pfedafm.training != "iterative":
         raise bad("method", config.method, "pfedafm with iterative training, as in the paper")
     experiment = Experiment(config, data_dir=data_dir, log=log)
-    programs, rounds, running = experiment.programs, [], experiment.rounds()
+    loop = PlainLoop(experiment.federation, experiment.dataset, experiment.partition)
+    rounds, running = [], experiment.rounds()
     for number in range(1, config.rounds + 1):
         old = jax.device_get(experiment.state.server["shared_extractor"])
-        before = {c: experiment.state.store.state(c) for c in _drawn(config, number)[:CLIENTS]}
+        before = {c: experiment.state.clients.state(c) for c in _drawn(config, number)[:CLIENTS]}
         record = next(running)
-        new, store = jax.device_get(experiment.state.server), experiment.state.store
+        new, store = jax.device_get(experiment.state.server), experiment.state.clients
         around = old, new["shared_extractor"]
-        visits = [visit(programs, c, number, b, store.state(c), *around) for c, b in before.items()]
+        visits = [visit(loop, c, number, b, store.state(c), *around) for c, b in before.items()]
         finite = [each for each in visits if _finite(each)]
         rounds.append({"round": number, "accuracy": record.mean_accuracy, "visits": finite})
         if number % max(1, config.rounds // 10) == 0 or number == config.rounds:

@@ -5,9 +5,8 @@ from functools import partial
 import flax.linen as nn
 import jax
 from flax import nnx
-from small import CLASSES, WIDTH, small_config, small_data
+from small import CLASSES, WIDTH, engine_of, small_config, small_data
 
-from pfedafm_jax.engine import build
 from pfedafm_jax.models.architecture import describe, register_extractor
 
 PIXELS, HIDDEN, IMAGE = 9, 5, (3, 3, 1)
@@ -69,7 +68,7 @@ register_extractor("flagged_wide", Flagged(hidden=8))
 
 def programs(method, network="dropped", **changes):
     networks = {"architectures": (network,), "shared_extractor": network}
-    return build(small_config(method, **(networks | changes)), *small_data())
+    return engine_of(small_config(method, **(networks | changes)), *small_data())
 
 
 def network(name):

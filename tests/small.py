@@ -1,5 +1,6 @@
 """The smallest setting in which all methods have something to do, and rounds of it."""
 
+from dataclasses import replace
 from functools import cache
 
 import flax.linen as nn
@@ -7,12 +8,13 @@ import jax
 import numpy as np
 import pytest
 
-from pfedafm_jax import engine
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.config.presets import with_preset
 from pfedafm_jax.data import Partition, dataset_from_arrays
-from pfedafm_jax.engine import Programs, build
-from pfedafm_jax.engine.reference import plain
+from pfedafm_jax.engine import Engine, Federation
+from pfedafm_jax.engine.reference.algorithm1 import Algorithm1
+from pfedafm_jax.engine.reference.plain import PlainLoop
+from pfedafm_jax.engine.reference.released import ReleasedLoop
 from pfedafm_jax.methods import PAPER_METHODS, find_method
 from pfedafm_jax.methods.base import Method
 from pfedafm_jax.models.architecture import describe, register_extractor
@@ -92,32 +94,59 @@ def small_data():
     return dataset, Partition(tuple(train), tuple(test), (rows[:0],) * 4)
 
 
+def engine_of(config: Config, dataset, partition) -> Engine:
+    """The engine of a run of simulated clients."""
+    return Engine(Federation.of_partition(config, dataset, partition), dataset, partition)
+
+
+def with_config(engine: Engine, **changes) -> Engine:
+    """The same engine but for these settings of its federation."""
+    config = updated(engine.federation.config, **changes)
+    federation = replace(engine.federation, config=config)
+    return Engine(federation, engine.dataset, engine.partition)
+
+
+def plain_loop(engine: Engine) -> PlainLoop:
+    """The plain loop of the engine's run."""
+    return PlainLoop(engine.federation, engine.dataset, engine.partition)
+
+
+def algorithm_1(engine: Engine) -> Algorithm1:
+    """The loop of Algorithm 1 of the engine's run."""
+    return Algorithm1(engine.federation, engine.dataset, engine.partition)
+
+
+def released_loop(engine: Engine) -> ReleasedLoop:
+    """The loop of the released code of the engine's run."""
+    return ReleasedLoop(engine.federation, engine.dataset, engine.partition)
+
+
 @cache
-def small_programs(method: str, clients_per_step: int = 1) -> Programs:
-    """Programs of a method in the small setting; several clients a step in both architectures, one
+def small_programs(method: str, clients_per_step: int = 1) -> Engine:
+    """The engine of a method in the small setting; several clients a step in both architectures, one
     at a time in one where that shows all there is, which is compiled in half the time."""
     both = clients_per_step > 1 or method in ("pfedafm", "lg_fedavg")
     more = {} if both else {"architectures": ("dense_b",)}
-    return build(small_config(method, clients_per_step=clients_per_step, **more), *small_data())
+    return engine_of(small_config(method, clients_per_step=clients_per_step, **more), *small_data())
 
 
-def start(programs: Programs):
+def start(programs: Engine):
     """(clients' states, server) before the first round."""
-    state = engine.start(programs)
+    state = programs.start()
     return states(state), jax.device_get(state.server)
 
 
-def play(programs: Programs, *rounds):
+def play(programs: Engine, *rounds):
     """(clients' states, server, numbers of each round) after rounds with these participants."""
-    state, info = engine.start(programs), []
+    state, info = programs.start(), []
     for number, participants in enumerate(rounds):
-        state, result = engine.run_round(programs, state, number, participants)
-        info.append(result.info)
+        state, result = programs.run_round(state, number, participants)
+        info.append(result.reports)
     return states(state), jax.device_get(state.server), info
 
 
 def states(state) -> list:
-    return [state.store.state(client) for client in range(len(state.store.groups))]
+    return [state.clients.state(client) for client in range(len(state.clients.groups))]
 
 
 def command_words(**settings) -> list[str]:
@@ -170,19 +199,20 @@ ROUNDS = ([2, 0, 1], [1, 3], [0])
 
 
 def assert_equals_plain_loop(*several) -> None:
-    """States, server, numbers of every round and evaluation, of programs that differ in clients a
+    """States, server, numbers of every round and evaluation, of engines that differ in clients a
     step alone."""
-    state, results = engine.start(several[0]), []
+    loop = plain_loop(several[0])
+    state, results = loop.start(), []
     for number, participants in enumerate(ROUNDS):
-        state, result = plain.run_round(several[0], state, number, participants)
-        results.append((jax.device_get(state.server), result.info))
-    expected = states(state), plain.evaluate(several[0], state)
+        state, result = loop.run_round(state, number, participants)
+        results.append((jax.device_get(state.server), result.reports))
+    expected = states(state), loop.evaluate(state)
     for programs in several:
-        state = engine.start(programs)
+        state = programs.start()
         for number, (participants, (server, info)) in enumerate(zip(ROUNDS, results, strict=True)):
-            state, result = engine.run_round(programs, state, number, participants)
-            assert set(result.info) == set(info)
-            assert_close(result.info, info, rtol=5e-4, atol=2e-5)
+            state, result = programs.run_round(state, number, participants)
+            assert set(result.reports) == set(info)
+            assert_close(result.reports, info, rtol=5e-4, atol=2e-5)
             assert_close(jax.device_get(state.server), server, rtol=2e-3, atol=2e-5)
-        found = states(state), engine.evaluate(programs, state)
+        found = states(state), programs.evaluate(state)
         assert_close(found, expected, rtol=2e-3, atol=2e-5)

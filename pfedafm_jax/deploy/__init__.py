@@ -5,7 +5,7 @@ What differs from the simulator is where a client's work is done, and nothing el
 
 wire.py      trees of arrays as bytes, messages as JSON and bytes; nothing is ever unpickled
 node.py      one client: its data, its answers to the server
-server.py    rounds as questions to nodes; an `Experiment` whose clients are elsewhere; roster.py who they are
+server.py    rounds as questions to nodes, an `Executor`; roster.py who they are, and their federation
 flower.py    Flower's processes and messages under both; the only file that imports it
 launch.py    starts Flower's superlink and supernode
 certs.py     an authority, the server's certificate, a key for each node

@@ -12,10 +12,11 @@ import numpy as np
 from pfedafm_jax.base.errors import PfedafmError, bad
 from pfedafm_jax.base.files import digest, read_bytes, write_atomically
 from pfedafm_jax.config.config import Config
-from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.data.arrays import divisors
+from pfedafm_jax.data.dataset import noun_of
 from pfedafm_jax.data.sources.cifar import CIFARS
 from pfedafm_jax.deploy.wire import Head
+from pfedafm_jax.engine.federation import DataDescription, Federation, method_for
 from pfedafm_jax.methods import find_method
 
 DTYPES = ("uint8", "float32", "int32")  # of a `Dataset`
@@ -130,36 +131,39 @@ class Roster:
         write_atomically(self._path, text + "\n")
 
 
-class Elsewhere(Partition):
-    """So many images at each client, and nothing is known of them: rows are all 0."""
-
-    def check(self, num_images: int, num_clients: int) -> Partition:
-        return self
-
-    def class_counts(self, labels: np.ndarray, num_classes: int) -> Any:
-        return None
-
-
-def stand_in(config: Config, roster: Roster) -> tuple[Dataset, Partition]:
-    """A dataset of one image, and a partition in which nothing is true but sizes."""
-    about, each = roster.about, [roster.nodes[client] for client in range(config.num_clients)]
-    shape, classes = tuple(about["image_shape"]), tuple(about["classes"])
-    dataset = Dataset(
+def federation_of(config: Config, roster: Roster) -> Federation:
+    """The federation of these nodes; the roster must be complete."""
+    about = roster.about
+    nodes = [roster.nodes[client] for client in range(config.num_clients)]
+    sizes = [[node["num_train"], node["num_test"]] for node in nodes]
+    num_train, num_test = np.array(sizes).T
+    shape = tuple(about["image_shape"])
+    classes = tuple(about["classes"])
+    data = DataDescription(
         name=config.dataset,
-        images=np.zeros((1, *shape), about["dtype"]),
-        labels=np.zeros(1, np.int32),
-        num_train=1,
         num_classes=len(classes),
+        class_names=classes,
+        image_shape=shape,
+        dtype=about["dtype"],
         mean=tuple(about["mean"]),
         std=tuple(about["std"]),
-        source=f"{len(each)} nodes, each with images of its own",
         digest=about["federation"],
-        class_names=classes,
+        source=f"{len(nodes)} nodes, each with {noun_of(shape, about['dtype'])} of its own",
+        partition="as the nodes have it",
+        split=digest({"sizes": sizes}),
+        noun=noun_of(shape, about["dtype"]),
+        at_nodes=True,
     )
-
-    train, test = (
-        tuple(np.broadcast_to(np.int32(0), one[name]) for one in each)  # takes no memory
-        for name in ("num_train", "num_test")
+    method = method_for(config, data, num_train.tolist())
+    names = [architecture.name for architecture in method.architectures]
+    return Federation(
+        config=config,
+        method=method,
+        data=data,
+        groups=np.array([names.index(node["architecture"]) for node in nodes]),
+        num_train=num_train,
+        num_test=num_test,
+        # What a node has of each class, it does not say: at most all of them.
+        num_classes_seen=np.full(len(nodes), len(classes)),
+        num_classes_held=np.full(len(nodes), len(classes)),
     )
-    nothing = (np.zeros(0, np.int32),) * len(each)
-    return dataset, Elsewhere(train, test, nothing, about="as the nodes have it", shared=True)

@@ -1,30 +1,22 @@
-"""Everything that a round changes, and its initial value."""
+"""The state before the first round: initial weights of clients and server."""
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from pfedafm_jax.config.config import Config
-from pfedafm_jax.engine.federation import Programs
-from pfedafm_jax.engine.programs import init_client, init_server
+from pfedafm_jax.engine.executor import State
+from pfedafm_jax.engine.programs import init_client
 from pfedafm_jax.engine.store import ClientStore
-from pfedafm_jax.engine.visit import SERVER_KEY, START_KEY
-from pfedafm_jax.methods.base import Method, Server
+from pfedafm_jax.engine.visit import START_KEY
+from pfedafm_jax.methods.base import Method
 from pfedafm_jax.models.architecture import Architecture
 
+if TYPE_CHECKING:
+    from pfedafm_jax.engine.federation import Federation
+
 Tree = Any
-
-
-class State(NamedTuple):
-    """The weights of a run; a checkpoint holds these.
-
-    `store` may be larger than memory, so a round changes it in place: after a round use only the
-    state that it returned.
-    """
-
-    server: Server  # the broadcast, on every device
-    store: ClientStore  # what the clients keep between visits
 
 
 def start_number(config: Config, method: Method, client: int, group: int | None) -> int:
@@ -41,26 +33,25 @@ def client_start(method: Method, key: jax.Array, number: int, architecture: Arch
     return jax.device_get(init_client(method, own, architecture))
 
 
-def start(programs: Programs, folder: str | None = None) -> State:
-    """The state before the first round; `folder` is where the store puts its files.
+def initial_state(federation: "Federation", folder: str | None = None) -> State:
+    """The state before the first round, as numpy arrays; `folder` is where the store puts its files.
 
     Clients of one architecture start with the same weights unless `same_start` is off.
     """
-    config, method, architectures = programs.config, programs.method, programs.architectures
+    config = federation.config
+    method = federation.method
 
     def group_start(group: int) -> Tree:
-        return client_start(method, programs.key, group, architectures[group])
-
-    def own_start(client: int) -> Tree:
-        group = int(programs.groups[client])
-        number = start_number(config, method, client, group)
-        return client_start(method, programs.key, number, architectures[group])
+        return client_start(method, federation.run_key, group, method.architectures[group])
 
     with ThreadPoolExecutor() as pool:
-        server_key = jax.random.fold_in(programs.key, SERVER_KEY)
-        server = pool.submit(init_server, method, server_key)
-        starts = list(pool.map(group_start, range(len(architectures))))
-    own = None if config.same_start else own_start
-    store = ClientStore(starts, programs.groups, place=config.store, folder=folder, start_of=own)
-    server = programs.devices.replicate(jax.device_get(server.result()))
-    return State(server, store)
+        server = pool.submit(federation.initial_server)
+        starts = list(pool.map(group_start, range(len(method.architectures))))
+    clients = ClientStore(
+        starts,
+        federation.groups,
+        place=config.store,
+        folder=folder,
+        start_of=None if config.same_start else federation.initial_client,
+    )
+    return State(server.result(), clients)

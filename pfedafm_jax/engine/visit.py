@@ -47,7 +47,7 @@ class Slots(NamedTuple):
     rank: jax.Array  # int32 [slots]: index among the participants; past the end if empty
 
 
-class Common(NamedTuple):
+class RoundInputs(NamedTuple):
     """The arguments that all clients of a round share."""
 
     method: Method
@@ -75,7 +75,7 @@ class Totals(NamedTuple):
     weight: dict[str, jax.Array]  # Σ weight; or weights
 
 
-class Worked(NamedTuple):
+class DeviceResult(NamedTuple):
     """A device's result for all its slots."""
 
     state: Tree  # [slots, …], or None
@@ -105,10 +105,10 @@ def client_key(key: jax.Array, t: jax.Array | int, client: jax.Array | int) -> j
     return jax.random.fold_in(jax.random.fold_in(key, t), client)
 
 
-def data_of(common: Common, slot: Slots) -> ClientData:
+def data_of(inputs: RoundInputs, slot: Slots) -> ClientData:
     """A client's data, on the device."""
     return ClientData(
-        *(common.images, common.labels, slot.train, slot.num_train, slot.test, slot.num_test),
+        *(inputs.images, inputs.labels, slot.train, slot.num_train, slot.test, slot.num_test),
         client=slot.client,
     )
 
@@ -120,16 +120,16 @@ def _finite(tree: Tree) -> jax.Array:
 
 
 def work(
-    architecture: Architecture | None, common: Common, state: Tree, slot: Slots
+    architecture: Architecture | None, inputs: RoundInputs, state: Tree, slot: Slots
 ) -> StageResult:
     """One participant's training in one stage; `architecture` None: the stage that all share.
 
     An update with NaN or infinity is discarded: the client keeps its old state, is evaluated with
     that and the broadcast, and has weight 0 in the average.
     """
-    method, data = common.method, data_of(common, slot)
-    key = client_key(jax.random.wrap_key_data(common.key), common.round, slot.client)
-    client, server = received(state, common.server)
+    method, data = inputs.method, data_of(inputs, slot)
+    key = client_key(jax.random.wrap_key_data(inputs.key), inputs.round, slot.client)
+    client, server = received(state, inputs.server)
     if architecture is None:
         update = method.shared_update(key, client, server, data, slot.weight)
         update = update._replace(client=client)
@@ -152,19 +152,19 @@ def work(
 
 
 def evaluate(
-    architecture: Architecture | None, common: Common, state: Tree, slot: Slots
+    architecture: Architecture | None, inputs: RoundInputs, state: Tree, slot: Slots
 ) -> StageResult:
-    """A client's accuracy in this state, with the broadcast in `common`; if the method adapts
+    """A client's accuracy in this state, with the broadcast in `inputs`; if the method adapts
     clients before they are judged, of the adapted client."""
-    method, data = common.method, data_of(common, slot)
-    server = common.server
+    method, data = inputs.method, data_of(inputs, slot)
+    server = inputs.server
     if method.adapts:
-        state, server = adapted(architecture, common, state, slot)
+        state, server = adapted(architecture, inputs, state, slot)
     return StageResult(None, {}, {}, accuracies(method, architecture, state, server, data))
 
 
 def adapted(
-    architecture: Architecture | None, common: Common, state: Tree, slot: Slots
+    architecture: Architecture | None, inputs: RoundInputs, state: Tree, slot: Slots
 ) -> tuple[Tree, Server]:
     """A client's state and broadcast after `Method.adapt`, with the client's own statistics in the
     broadcast; as they were if that is not finite.
@@ -172,10 +172,10 @@ def adapted(
     Its batches depend on seed and client alone, whatever the round.
     """
     assert architecture is not None, "the stage that all share has no model of its own"
-    method, data = common.method, data_of(common, slot)
-    key = jax.random.fold_in(jax.random.wrap_key_data(common.key), ADAPT_KEY)
+    method, data = inputs.method, data_of(inputs, slot)
+    key = jax.random.fold_in(jax.random.wrap_key_data(inputs.key), ADAPT_KEY)
     key = jax.random.fold_in(key, slot.client)
-    client, server = received(state, common.server)
+    client, server = received(state, inputs.server)
     new_client, new_server = method.adapt(key, architecture, client, server, data)
     before = (client, server)
     after = (new_client, new_server)
@@ -196,7 +196,7 @@ def accuracies(
     return {f"accuracy/{name}": value for name, value in found.items()}
 
 
-Stage = Callable[[Architecture | None, Common, Tree, Slots], StageResult]
+Stage = Callable[[Architecture | None, RoundInputs, Tree, Slots], StageResult]
 
 
 def over_slots(
@@ -208,75 +208,81 @@ def over_slots(
         stage: `work` or `evaluate`.
         architecture: that of the clients; None: the stage that all share.
         clients_per_step: how many clients to `vmap` over.
-        lockstep: take all slots in one step and ignore `trips`.
+        lockstep: take all slots in one step and ignore `num_steps`.
 
     Returns:
-        `(common, totals, states, slots, trips) -> Worked`, with states `[slots, …]`. It makes
-        `trips` steps and adds what clients upload to `totals`. States of slots that no step reaches
+        `(inputs, totals, states, slots, num_steps) -> DeviceResult`, with states `[slots, …]`. It makes
+        `num_steps` steps and adds what clients upload to `totals`. States of slots that no step reaches
         do not change.
     """
     size = clients_per_step
 
-    def one(common: Common, state: Tree, slot: Slots) -> tuple[StageResult, Totals]:
+    def visit(inputs: RoundInputs, state: Tree, slot: Slots) -> tuple[StageResult, Totals]:
         if size > 1 or lockstep:
-            training = replace(common.method.training, axis=CLIENT_AXIS)
-            common = common._replace(method=replace(common.method, training=training))
-        result = stage(architecture, common, state, slot)
-        return result, totals_of(common.method, result)
+            training = replace(inputs.method.training, axis=CLIENT_AXIS)
+            inputs = inputs._replace(method=replace(inputs.method, training=training))
+        result = stage(architecture, inputs, state, slot)
+        return result, totals_of(inputs.method, result)
 
     @jax.jit  # jitted, so that it is traced once for both its shapes and the loop
-    def some(
-        common: Common, states: Tree, slots: Slots, first: jax.Array
+    def step(
+        inputs: RoundInputs, states: Tree, slots: Slots, first: jax.Array
     ) -> tuple[StageResult, Totals]:
         rows = jax.tree.map(lambda b: lax.dynamic_slice_in_dim(b, first, size), (states, slots))
         if size == 1:  # no vmap: on a CPU a plain product is faster than a batched one
             row = jax.tree.map(lambda leaf: lax.squeeze(leaf, [0]), rows)
-            return jax.tree.map(lambda leaf: leaf[None], one(common, *row))
-        return jax.vmap(one, in_axes=(None, 0, 0), axis_name=CLIENT_AXIS)(common, *rows)
+            return jax.tree.map(lambda leaf: leaf[None], visit(inputs, *row))
+        return jax.vmap(visit, in_axes=(None, 0, 0), axis_name=CLIENT_AXIS)(inputs, *rows)
 
-    def all_at_once(common: Common, totals: Totals, states: Tree, slots: Slots, _: jax.Array):
-        result, rows = jax.vmap(one, (None, 0, 0), axis_name=CLIENT_AXIS)(common, states, slots)
-        totals = added(common.method, totals, rows, slots.rank)
-        return Worked(result.state, totals, result.info)
+    def all_at_once(inputs: RoundInputs, totals: Totals, states: Tree, slots: Slots, _: jax.Array):
+        result, rows = jax.vmap(visit, (None, 0, 0), axis_name=CLIENT_AXIS)(inputs, states, slots)
+        totals = added(inputs.method, totals, rows, slots.rank)
+        return DeviceResult(result.state, totals, result.info)
 
     def put(buffer: Tree, rows: Tree, first: jax.Array) -> Tree:
         write = partial(lax.dynamic_update_slice_in_dim, start_index=first, axis=0)
         return jax.tree.map(write, buffer, rows)
 
-    def program(common: Common, totals: Totals, states: Tree, slots: Slots, trips: jax.Array):
-        result, _ = jax.eval_shape(some, common, states, slots, jnp.int32(0))
+    def program(
+        inputs: RoundInputs, totals: Totals, states: Tree, slots: Slots, num_steps: jax.Array
+    ):
+        result, _ = jax.eval_shape(step, inputs, states, slots, jnp.int32(0))
         count = slots.num_train.shape[0]
         info = jax.tree.map(lambda s: jnp.zeros((count, *s.shape[1:]), s.dtype), result.info)
         kept = None if result.state is None else states
 
-        def body(index: jax.Array, carry: Worked) -> Worked:
-            # Not weakly typed, so that `some` is traced once.
+        def body(index: jax.Array, carry: DeviceResult) -> DeviceResult:
+            # Not weakly typed, so that `step` is traced once.
             first = lax.convert_element_type(index * size, jnp.int32)
-            new, rows = some(common, states if carry.state is None else carry.state, slots, first)
+            new, rows = step(inputs, states if carry.state is None else carry.state, slots, first)
             ranks = lax.dynamic_slice_in_dim(slots.rank, first, size)
-            return Worked(
+            return DeviceResult(
                 put(carry.state, new.state, first),
-                added(common.method, carry.totals, rows, ranks),
+                added(inputs.method, carry.totals, rows, ranks),
                 put(carry.info, new.info, first),
             )
 
-        return lax.fori_loop(0, trips, body, Worked(kept, totals, info))
+        return lax.fori_loop(0, num_steps, body, DeviceResult(kept, totals, info))
 
     return all_at_once if lockstep else program
 
 
 def zero_totals(
-    architecture: Architecture | None, common: Common, state: Tree, slot: Slots, participants: int
+    architecture: Architecture | None,
+    inputs: RoundInputs,
+    state: Tree,
+    slot: Slots,
+    participants: int,
 ) -> Totals:
     """Shapes of a stage's totals, from shapes of one client's state and slot."""
 
-    def totals(common: Common, *arguments: Any) -> Totals:
-        one = totals_of(common.method, work(architecture, common, *arguments))
-        if not common.method.sees_uploads:
+    def totals(inputs: RoundInputs, *arguments: Any) -> Totals:
+        one = totals_of(inputs.method, work(architecture, inputs, *arguments))
+        if not inputs.method.sees_uploads:
             return one
         return jax.tree.map(lambda leaf: jnp.zeros((participants, *leaf.shape), leaf.dtype), one)
 
-    return jax.eval_shape(totals, common, state, slot)
+    return jax.eval_shape(totals, inputs, state, slot)
 
 
 # --------------------------------------------------------------------------- private to each client
@@ -333,7 +339,7 @@ class SingleClient(NamedTuple):
 
     network: Architecture
     precision: str
-    common: Common  # of no round, and without broadcast
+    inputs: RoundInputs  # of no round, and without broadcast
     slot: Slots
 
     @classmethod
@@ -366,7 +372,7 @@ class SingleClient(NamedTuple):
             jnp.asarray(np.pad(own, (0, width - len(own))), jnp.int32)
             for own, width in zip(rows, widths, strict=True)
         )
-        common = Common(
+        inputs = RoundInputs(
             jax.device_put(as_numbers(method)),
             jnp.asarray(images),
             jnp.asarray(labels, jnp.int32),
@@ -376,7 +382,7 @@ class SingleClient(NamedTuple):
         )
         sizes = [jnp.int32(len(own)) for own in rows]
         own = jnp.int32(client), train, sizes[0], test, sizes[1], jnp.float32(weight), jnp.int32(0)
-        return cls(network, precision, common, Slots(*own))
+        return cls(network, precision, inputs, Slots(*own))
 
     def visit(
         self, state: Client, server: Server, number: int, *, upload: bool = True
@@ -391,19 +397,19 @@ class SingleClient(NamedTuple):
         Returns:
             Its new state, and the results of the stages; a stage that is not finite is the last.
         """
-        common = self.common._replace(server=jax.device_put(server), round=jnp.int32(number))
+        inputs = self.inputs._replace(server=jax.device_put(server), round=jnp.int32(number))
         with matmul_precision(self.precision):
-            stages = [_work(self.network, common, state, self.slot)]
+            stages = [_work(self.network, inputs, state, self.slot)]
             state = stages[0].state
-            parts = shared_parts_of(common.method, state)
+            parts = shared_parts_of(inputs.method, state)
             if parts and stages[0].info["finite"] and (upload or PRIVATE_STATISTICS in state):
-                stages.append(_work(None, common, parts, self.slot))
+                stages.append(_work(None, inputs, parts, self.slot))
                 if PRIVATE_STATISTICS in parts:
                     state = {**state, PRIVATE_STATISTICS: stages[1].state[PRIVATE_STATISTICS]}
         return state, stages
 
     def evaluate(self, state: Client, server: Server) -> dict[str, Any]:
         """Its accuracies on its test images, `accuracy/NAME`."""
-        common = self.common._replace(server=jax.device_put(server))
+        inputs = self.inputs._replace(server=jax.device_put(server))
         with matmul_precision(self.precision):
-            return _evaluate(self.network, common, state, self.slot).info
+            return _evaluate(self.network, inputs, state, self.slot).info

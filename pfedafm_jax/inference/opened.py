@@ -16,7 +16,8 @@ import numpy as np
 from pfedafm_jax.base.errors import PfedafmError, whole
 from pfedafm_jax.base.trees import fitted
 from pfedafm_jax.engine.programs import init_server
-from pfedafm_jax.engine.state import SERVER_KEY, client_start, start_number
+from pfedafm_jax.engine.state import client_start, start_number
+from pfedafm_jax.engine.visit import SERVER_KEY
 from pfedafm_jax.inference.client import TrainedClient, about_data, config_of, make_card, network_of
 from pfedafm_jax.methods import Method, make_method
 from pfedafm_jax.methods.base import Client, Server
@@ -154,7 +155,9 @@ class TrainedRun:
     def sizes(self) -> list[int]:
         """Numbers of training images of the run's clients."""
         parts = self.run.partition
-        return [len(rows) for rows in parts.train] if parts else [1]
+        if parts is None:  # of a run over a network, where nodes have the samples
+            return self.run.about.get("num_train", [1])
+        return [len(rows) for rows in parts.train]
 
     def _start(self, number: int, group: int) -> Client:
         own = start_number(self.config, self.method, number, group)

@@ -2,7 +2,31 @@
 
 A method says what a client keeps (`init_client`), what the server broadcasts (`init_server`), what
 a client does with both (`client_update`) and what is evaluated (`predict`). It never loops over
-clients, averages or evaluates itself.
+clients, averages or evaluates itself. What it must define has a *; the rest has a default.
+
+      the server                              one participant, in one round
+
+    init_server                                init_client *
+         │                                          │  before its first visit
+         ▼                                          ▼
+     broadcast ──────────── server ────────►  client_update *(key, architecture, client, server,
+         ▲                                          │          data, weight) -> Update
+         │                                          │
+         │                                          ├─ Update.client ──► its state until it comes again
+         │                                          ├─ Update.info ────► what it reports: loss, …
+         │                                          ├─ Update.view ────► predict * right after training
+         │                                          │                    (None: with the broadcast)
+         │     upload: {part: this client's version}│
+         │     weight: {part: its weight}           ▼
+    server_update  ◄── average ◄── Σ weight·upload ─┤
+    (or uploads_update,                             │  if there are `shared_parts`
+     from single uploads)                           ▼
+                                              shared_update(key, those parts, server, data, weight)
+                                                       -> Update: more parts of the upload
+
+Every `eval_every` rounds all clients `predict` on their own test samples, each with its state and
+the broadcast, or with what `adapt` makes of them. A part is a named entry of a client's or of the
+server's state, such as `header`. `cost` says what a visit costs.
 """
 
 from collections.abc import Sequence

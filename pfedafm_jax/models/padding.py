@@ -24,7 +24,7 @@ from pfedafm_jax.models.architecture import Architecture
 Tree = Any
 
 
-class Kind(NamedTuple):
+class ArchitectureGroup(NamedTuple):
     """The clients that one compiled program trains: of one architecture, or of one family."""
 
     architecture: Architecture  # that of the clients, or one that all members fit into
@@ -32,28 +32,30 @@ class Kind(NamedTuple):
     parts: tuple[str, ...] = ()  # the parts of a client's state that are padded
 
 
-def kinds_of(architectures: Sequence[Architecture], starts: Sequence[Tree]) -> tuple[Kind, ...]:
-    """The kinds of these architectures, with families joined.
+def architecture_groups(
+    architectures: Sequence[Architecture], starts: Sequence[Tree]
+) -> tuple[ArchitectureGroup, ...]:
+    """The groups of these architectures, with families joined.
 
     Args:
         architectures: those of the clients.
         starts: for each, the initial state of a client, or its shapes.
 
     Returns:
-        One kind per family or single architecture. Parts of a state whose shapes differ between
-        members must be extractor parameters; otherwise each architecture has its own kind.
+        One group per family or single architecture. Parts of a state whose shapes differ between
+        members must be extractor parameters; otherwise each architecture has its own group.
     """
-    kinds = []
+    groups = []
     for extractor in dict.fromkeys(type(one.extractor) for one in architectures):
         numbers = [i for i, one in enumerate(architectures) if type(one.extractor) is extractor]
         members = [architectures[number] for number in numbers]
         wide = _widest(members)
         parts = _differing(members, [starts[number] for number in numbers]) if wide else None
         if wide is None or parts is None:
-            kinds += [Kind(architectures[number], (number,)) for number in numbers]
+            groups += [ArchitectureGroup(architectures[number], (number,)) for number in numbers]
         else:
-            kinds.append(Kind(wide, tuple(numbers), parts))
-    return tuple(kinds)
+            groups.append(ArchitectureGroup(wide, tuple(numbers), parts))
+    return tuple(groups)
 
 
 def _widest(members: Sequence[Architecture]) -> Architecture | None:
@@ -88,18 +90,20 @@ def _differing(members: Sequence[Architecture], starts: Sequence[Tree]) -> tuple
     return names if fits else None
 
 
-def widen(kind: Kind, architecture: Architecture, state: Tree) -> Tree:
-    """A client's state, padded to the architecture of its kind."""
-    return _reshaped(kind, architecture, state, wide=True)
+def widen(group: ArchitectureGroup, architecture: Architecture, state: Tree) -> Tree:
+    """A client's state, padded to the architecture of its group."""
+    return _reshaped(group, architecture, state, wide=True)
 
 
-def narrow(kind: Kind, architecture: Architecture, state: Tree) -> Tree:
+def narrow(group: ArchitectureGroup, architecture: Architecture, state: Tree) -> Tree:
     """The inverse of `widen`: a client's state without padding."""
-    return _reshaped(kind, architecture, state, wide=False)
+    return _reshaped(group, architecture, state, wide=False)
 
 
-def _reshaped(kind: Kind, architecture: Architecture, state: Tree, wide: bool) -> Tree:
-    source, target = architecture, kind.architecture
+def _reshaped(
+    group: ArchitectureGroup, architecture: Architecture, state: Tree, wide: bool
+) -> Tree:
+    source, target = architecture, group.architecture
     if not wide:
         source, target = target, source
 
@@ -117,4 +121,4 @@ def _reshaped(kind: Kind, architecture: Architecture, state: Tree, wide: bool) -
         )
         return call(target, "fold", jax.tree.map(fit, call(source, "unfold", params), shapes))
 
-    return {name: part(one) if name in kind.parts else one for name, one in state.items()}
+    return {name: part(one) if name in group.parts else one for name, one in state.items()}

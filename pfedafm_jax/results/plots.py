@@ -179,10 +179,10 @@ def of_run(
     return found
 
 
-def draw_all(run: Run, counts: np.ndarray, folder: str | Path, log: Log) -> None:
+def draw_all(run: Run, counts: np.ndarray | None, folder: str | Path, log: Log) -> None:
     """Writes all plots of a run as PNG files; logs a line for one that cannot be drawn.
 
-    `counts`: images of each class at each client, `[clients, classes]`.
+    `counts`: images of each class at each client, `[clients, classes]`; None: nobody knows.
     """
     for name, draw in of_run(run, counts).items():
         try:

@@ -293,13 +293,16 @@ class RunFolder:
             yield
 
     def start(
-        self, about: Mapping[str, Any], partition: Partition, records: Sequence[Record]
+        self, about: Mapping[str, Any], partition: Partition | None, records: Sequence[Record]
     ) -> None:
-        """Writes settings, split and the records so far; removes the files of a finished run."""
+        """Writes settings, split and the records so far; removes the files of a finished run.
+
+        `partition` is None where nodes have the samples."""
         for name in ("summary.json", "clients.npz"):
             (self.path / name).unlink(missing_ok=True)
         self._write_json("config.json", about)
-        partition.save(self.path / "partition.npz")
+        if partition is not None:
+            partition.save(self.path / "partition.npz")
         self._write_records(records)
 
     def add(self, record: Record) -> None:

@@ -48,7 +48,7 @@ class Run:
     summary: Summary  # of the rounds so far, if unfinished
     finished: bool
     folder: Path | None = None
-    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)  # of a run in memory
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)  # of a run that was just trained
     digests: Mapping[str, str] = field(default_factory=dict)  # of a finished run's arrays, by file
 
     @property
@@ -101,7 +101,7 @@ class Run:
         and `all_clients/accuracy/NAME` are `[evaluations, clients]` after `evaluation_rounds`;
         `architecture` (its number), `num_train` and `num_test` are `[clients]`.
         """
-        if self.folder is None or not self.finished:
+        if self.arrays or self.folder is None or not self.finished:
             return self.arrays
         path = self.folder / "clients.npz"
         content = _bytes(path, self.digests)

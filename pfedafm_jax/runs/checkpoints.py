@@ -94,7 +94,7 @@ class Checkpoints:
         self._last = manifest["round"]
         self._versions = {n: m for n, m in self.manifests().items() if n <= self._last}
         run = files.read_tree(self.folder / name_of(manifest["round"]) / "run")
-        store = state.store
+        store = state.clients
         sizes = []
         for part in manifest["parts"]:
             sizes.append(0)
@@ -169,7 +169,7 @@ class Checkpoints:
         self.wait()
         if number <= self._last:
             return
-        start, store = time.perf_counter(), state.store
+        start, store = time.perf_counter(), state.clients
         clients = np.flatnonzero(store.changed)
         first, later = self.chain.first, self.chain.later + len(clients)
         if later >= first:
@@ -199,7 +199,7 @@ class Checkpoints:
 
     def _blocks(self, clients: np.ndarray, state: State) -> Iterator[Tree]:
         """Clients and their states by group, in blocks of at most `BLOCK_BYTES`."""
-        store = state.store
+        store = state.clients
         most = max(1, BLOCK_BYTES // max(1, int(store.row_bytes.max())))
         for first in range(0, len(clients), most):
             tree, block = {}, clients[first : first + most]

@@ -1,14 +1,14 @@
 """Runs with their folders: `run` one, `compare` methods side by side, `run_all` for the commands.
 
-`find_existing` says what exists of each run, and `rounds.train` trains those that are not finished.
+`find_existing` says what exists of each run, and `train` trains those that are not finished.
 """
 
+import contextlib
 import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -18,11 +18,12 @@ from pfedafm_jax.base.terminal import bold, console
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Dataset, Partition
 from pfedafm_jax.data.load import load_data, split
-from pfedafm_jax.engine import setup_devices
+from pfedafm_jax.engine import Executor, Federation, setup_devices
 from pfedafm_jax.methods import chosen_methods, find_method, method_names
 from pfedafm_jax.methods.checks import check_names
 from pfedafm_jax.results import plots
-from pfedafm_jax.results.run import Run, read_run
+from pfedafm_jax.results.records import Summary
+from pfedafm_jax.results.run import Run
 from pfedafm_jax.results.tables import COLUMNS, cells, markdown, over_seeds, table
 from pfedafm_jax.runs.checkpoints import Checkpoints
 from pfedafm_jax.runs.existing import (
@@ -33,10 +34,10 @@ from pfedafm_jax.runs.existing import (
     refuse_others,
 )
 from pfedafm_jax.runs.experiment import Experiment
-from pfedafm_jax.runs.loop import load, train
 from pfedafm_jax.runs.observers import Observer
-from pfedafm_jax.runs.progress import Progress, print_summary, print_table
+from pfedafm_jax.runs.progress import Progress, print_plan, print_summary, print_table
 from pfedafm_jax.runs.signals import Signals
+from pfedafm_jax.runs.train import finished_run, train
 
 SplitOf = Callable[[Config, Dataset], Partition]
 
@@ -68,17 +69,36 @@ def run(
         fresh: start over even if there is a run in `run_dir`.
         progress: show the plan, a progress bar and the result.
         name: a name for the plan.
-        command, observers, signals: see `rounds.train`.
+        command, observers, signals: see `train`.
     """
     start_devices(config)
     log = logger(progress)
-    task = Task(config, None if run_dir is None else Path(run_dir))
-    task = find_existing(task, fresh=fresh, log=log)
+    shown = progress and not console.quiet
+    task = find_existing(
+        Task(config, None if run_dir is None else Path(run_dir)), fresh=fresh, log=log
+    )
     experiment = Experiment(config, dataset, partition, data_dir=data_dir, log=log)
-    if task.state == "done":
-        load(experiment, task, log)
-    options = {"command": command, "observers": observers, "signals": signals}
-    run_all([task], experiment=experiment, progress=progress, name=name, **options)
+    federation, executor = experiment.federation, experiment.executor
+    if task.state == "done" and task.folder is not None:
+        experiment.history, experiment.state = finished_run(federation, executor, task.folder, log)
+        if shown:
+            say_finished(task, experiment.history.summary())
+        return experiment
+    with progress_of(task, federation, executor, name, shown) as bar:
+        experiment.history, experiment.state = train(
+            federation,
+            executor,
+            task.folder,
+            partition=experiment.partition,
+            restart=task.state == "again",
+            command=command,
+            observers=(bar, *observers),
+            signals=signals,
+            log=log,
+        )
+    draw_figures(experiment, task.folder, log)
+    if shown:
+        print_summary(experiment.history.summary(), pictures_in(task.folder))
     return experiment
 
 
@@ -88,13 +108,13 @@ def run_all(
     dataset: Dataset | None = None,
     partition: Partition | None = None,
     split_of: SplitOf = split,
-    experiment: Experiment | None = None,
     data_dir: str | None = None,
     drop_checkpoints: bool = False,
     progress: bool = True,
     name: str = "",
+    command: str = "",
+    observers: Sequence[Observer] = (),
     signals: Signals | None = None,
-    **options: Any,
 ) -> list[Run]:
     """Runs several tasks in sequence and skips finished ones; returns all results, in their order.
 
@@ -104,12 +124,11 @@ def run_all(
         tasks: as `find_existing` returned them.
         dataset, partition: shared by all; by default as each run's settings say.
         split_of: makes the partition of a run.
-        experiment: that of the only task, if it exists already.
         data_dir: the folder of CIFAR, instead of downloading it.
         drop_checkpoints: delete a run's checkpoints when it is finished.
         progress: show a progress bar; for a single run also its plan and result.
         name: a name for the plan.
-        signals, options: see `rounds.train`.
+        command, observers, signals: see `train`.
     """
     if not tasks:
         return []
@@ -117,33 +136,83 @@ def run_all(
     shown = progress and not console.quiet
     alone = len(tasks) == 1
     start_devices(tasks[0].config)
-    runs = {index: one.run for index, one in enumerate(tasks) if one.run and one.state == "done"}
+    runs = {index: task.run for index, task in enumerate(tasks) if task.run and is_done(task)}
     pending = [index for index in range(len(tasks)) if index not in runs]
     deal = split_of if partition is None else lambda *_: partition
-    data = {} if experiment else _load_and_split(tasks, pending, dataset, deal, data_dir, log)
+    data = _load_and_split(tasks, pending, dataset, deal, data_dir, log)
     rounds = sum(tasks[index].config.rounds for index in pending)
     if shown and alone and not pending:
-        console.print(bold(tasks[0].folder), f"is finished already; {START_OVER}")
-    plan = name if alone and shown else None
-
-    def train_one(task: Task, made: Experiment) -> Run:
-        train(made, task, bar, plan=plan, log=log, signals=signals, **options)
-        return _result(made, task.folder, drop_checkpoints)
-
+        say_finished(tasks[0], runs[0].summary)
+        return [runs[0]]
     with Progress(rounds, hidden=not (shown and pending)) as bar:
         for number, index in enumerate(pending, 1):
             task = tasks[index]
+            experiment = Experiment(task.config, *data[index], log=log)
+            if shown and alone:
+                print_plan(experiment.federation, experiment.executor, name, task.folder)
             if not alone:
                 bar.next_run(_description(task, number, len(pending)), task.config.rounds)
-            runs[index] = train_one(task, experiment or Experiment(task.config, *data[index]))
+            bar.compiling()
+            experiment.history, experiment.state = train(
+                experiment.federation,
+                experiment.executor,
+                task.folder,
+                partition=experiment.partition,
+                restart=task.state == "again",
+                command=command,
+                observers=(bar, *observers),
+                signals=signals,
+                log=log,
+            )
+            draw_figures(experiment, task.folder, log)
+            if drop_checkpoints and task.folder and experiment.executor.processes.first:
+                Checkpoints(checkpoint_folder(task.folder)).clear()
+            runs[index] = experiment.history.result(task.folder)
+            del experiment  # its weights and data, before those of the next run are made
             gc.collect()
             if signals and signals.received is not None and len(runs) < len(tasks):
                 message = "stopped between two runs; the same command resumes"
                 raise Interrupted(message, signals.received)
     if shown and alone:
-        folder = tasks[0].folder
-        print_summary(runs[0].summary, sorted(folder.glob("*.png")) if folder else ())
+        print_summary(runs[0].summary, pictures_in(tasks[0].folder))
     return [runs[index] for index in range(len(tasks))]
+
+
+def is_done(task: Task) -> bool:
+    """Whether nothing is left to do of a task."""
+    return task.state == "done"
+
+
+def say_finished(task: Task, summary: Summary) -> None:
+    """Says that a run was finished before, and prints its result."""
+    console.print(bold(task.folder), f"is finished already; {START_OVER}")
+    print_summary(summary, pictures_in(task.folder))
+
+
+@contextlib.contextmanager
+def progress_of(
+    task: Task, federation: Federation, executor: Executor, name: str, shown: bool
+) -> Iterator[Progress]:
+    """Prints the plan of a single run and shows a bar while it goes on, if they are to be shown."""
+    if shown:
+        print_plan(federation, executor, name, task.folder)
+    with Progress(federation.config.rounds, hidden=not shown) as bar:
+        bar.compiling()
+        yield bar
+
+
+def draw_figures(experiment: Experiment, folder: Path | None, log: Log) -> None:
+    """Draws the pictures of a finished run into its folder, in the first process."""
+    if folder is None or not experiment.executor.processes.first:
+        return
+    dataset = experiment.dataset
+    counts = experiment.partition.class_counts(dataset.labels, dataset.num_classes)
+    plots.draw_all(experiment.result(), counts, folder, log)
+
+
+def pictures_in(folder: Path | None) -> list[Path]:
+    """The pictures in a run's folder."""
+    return sorted(folder.glob("*.png")) if folder else []
 
 
 def _load_and_split(
@@ -151,9 +220,10 @@ def _load_and_split(
     pending: Sequence[int],
     dataset: Dataset | None,
     split_of: SplitOf,
-    *options: Any,
+    data_dir: str | None,
+    log: Log,
 ) -> dict[int, tuple[Dataset, Partition]]:
-    """The data of each pending run, by `options` of `load_data`, and its split; the same data are
+    """The data of each pending run and its split; the same data are
     shared. Raises if a finished run, which will stand beside them, had others."""
     loaded: dict[object, Dataset] = {}
     found: dict[int, tuple[Dataset, Partition]] = {}
@@ -164,7 +234,7 @@ def _load_and_split(
         if dataset is not None:
             loaded[key] = dataset
         elif index in pending and key not in loaded:
-            loaded[key] = load_data(config, *options)
+            loaded[key] = load_data(config, data_dir, log)
         if index in pending:
             found[index] = loaded[key], split_of(config, loaded[key])
         elif key in loaded and run is not None:
@@ -180,25 +250,21 @@ def _description(task: Task, number: int, count: int) -> str:
     return f"run {number} of {count}: {title}{where}"
 
 
-def _result(experiment: Experiment, folder: Path | None, drop_checkpoints: bool) -> Run:
-    """The result of a run, as read from its folder if it has one."""
-    if not folder or not experiment.programs.processes.first:
-        return experiment.result()
-    if drop_checkpoints:
-        Checkpoints(checkpoint_folder(folder)).clear()
-    return read_run(folder)
-
-
 def compare(
     config: Config,
     methods: str | Sequence[str] = "paper",
     seeds: Sequence[int] | None = None,
     *,
+    dataset: Dataset | None = None,
+    partition: Partition | None = None,
     run_dir: str | Path | None = None,
+    data_dir: str | None = None,
     fresh: bool = False,
     progress: bool = True,
     name: str = "",
-    **options: Any,
+    command: str = "",
+    observers: Sequence[Observer] = (),
+    signals: Signals | None = None,
 ) -> list[Run]:
     """Runs several methods in sequence, on the same split and with the same seeds.
 
@@ -207,12 +273,14 @@ def compare(
         methods: their names, as a list or separated by commas; `paper` (its eight), `controls` and
             `all` stand for several, see `chosen_methods`.
         seeds: by default that of the settings; several give mean and deviation.
+        dataset, partition: shared by all; by default as the settings say.
         run_dir: a folder for one folder per run, and finally `compare.md`, `compare.json` and
             `compare.png`. The same call again resumes where the last one stopped.
+        data_dir: the folder of CIFAR, instead of downloading it.
         fresh: start over even if there are runs in `run_dir`.
         progress: show a progress bar and the result.
         name: the title of the plot.
-        options: `dataset` and `partition`, shared by all, and other arguments of `run_all`.
+        command, observers, signals: see `train`.
 
     `tables.table`, `tables.over_seeds` and `plots.compare_runs` show the result.
     """
@@ -231,10 +299,19 @@ def compare(
     for seed in numbers:
         for method in chosen_methods(methods):
             one = updated(config, method=method, seed=seed)
-            check_names(one, options.get("dataset"))
+            check_names(one, dataset)
             task = Task(one, base / f"{method}-seed{seed}" if base else None)
             tasks.append(find_existing(task, fresh=fresh, log=log))
-    runs = run_all(tasks, progress=progress, **options)
+    runs = run_all(
+        tasks,
+        dataset=dataset,
+        partition=partition,
+        data_dir=data_dir,
+        progress=progress,
+        command=command,
+        observers=observers,
+        signals=signals,
+    )
     headings, rows = ["method", *COLUMNS.values()], cells(over_seeds(runs))
     if progress:
         print_table(headings, rows)

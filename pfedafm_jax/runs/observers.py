@@ -14,12 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from pfedafm_jax.base.errors import PfedafmError
+from pfedafm_jax.base.errors import PfedafmError, bad
 from pfedafm_jax.base.files import Log, read_bytes, write_atomically
+from pfedafm_jax.engine import State
 from pfedafm_jax.results.records import Record, Summary
-from pfedafm_jax.runs.experiment import Experiment
+from pfedafm_jax.runs.history import History
 
 
 class Observation(NamedTuple):
@@ -42,9 +44,16 @@ class Observer:
     1 0.5
     """
 
-    def start(self, run_dir: Path, config: dict[str, Any], past: Sequence[Observation]) -> None:
-        """Before the first new round; `config` is nested as in `config.json`, `past` has the rounds
-        of a resumed run so far."""
+    def start(
+        self, run_dir: Path | None, config: dict[str, Any], past: Sequence[Observation]
+    ) -> None:
+        """Before the first new round.
+
+        Args:
+            run_dir: the run's folder; None: it stays in memory.
+            config: the settings, nested as in `config.json`.
+            past: the rounds of a resumed run so far.
+        """
 
     def round(self, observation: Observation) -> None:
         """After each round."""
@@ -56,19 +65,25 @@ class Observer:
         """At the very end of a run, even after an error; another `start` may follow."""
 
 
-def observed(experiment: Experiment, record: Record) -> Observation:
-    """One of the rounds of an experiment."""
-    rows = experiment.reports[experiment.reports.index.get_level_values("round") == record.round]
-    found = {f"participants/{name}": values.to_numpy() for name, values in rows.items()}
-    for name, values in experiment.evaluations.get(record.round, {}).items():
-        found[f"all_clients/{name}"] = values
-    # A participant's state may be in another process, or at a node of a federation.
-    store, drawn = experiment.state.store, record.participants
-    here = experiment.programs.processes.count == 1 and store.visited[drawn].all()
-    if record is experiment.records[-1] and here and "mix" in store.start(0) and len(rows):
-        vectors = [store.state(client, ["mix"])["mix"] for client in drawn]
-        found["vectors/mix"] = np.stack(vectors)
-    return Observation(record, found)
+def observed(history: History, state: State, record: Record) -> Observation:
+    """What observers are told of a round.
+
+    Args:
+        history: the run's, with this round.
+        state: that after the last round.
+        record: that of the round.
+    """
+    rows = history.visits_of(record.round)
+    clients = {f"participants/{name}": values.to_numpy() for name, values in rows.items()}
+    for name, values in history.evaluations.get(record.round, {}).items():
+        clients[f"all_clients/{name}"] = values
+    is_last = record.round == history.rounds_done
+    # What a participant keeps may be in another process, or at a node of a federation.
+    has_vectors = jax.process_count() == 1 and "mix" in state.clients.start(0)
+    if is_last and has_vectors and record.participants:
+        vectors = [state.clients.state(client, ["mix"])["mix"] for client in record.participants]
+        clients["vectors/mix"] = np.stack(vectors)
+    return Observation(record, clients)
 
 
 def scalars(record: Record) -> dict[str, float]:
@@ -89,6 +104,13 @@ def histograms(observation: Observation) -> dict[str, np.ndarray]:
     return {name: values for name, values in finite.items() if values.size}
 
 
+def _needed(run_dir: Path | None, title: str) -> Path:
+    """The folder of a run, for an observer that writes into it."""
+    if run_dir is None:
+        raise bad("run_dir", None, f"a folder, into which {title} writes its files")
+    return run_dir
+
+
 BUCKETS = 40  # of a histogram
 
 
@@ -106,7 +128,10 @@ class TensorBoard(Observer):
         self._tensorboard: Any = importlib.import_module("tensorboardX")
         self._writer: Any = None
 
-    def start(self, run_dir: Path, config: dict[str, Any], past: Sequence[Observation]) -> None:
+    def start(
+        self, run_dir: Path | None, config: dict[str, Any], past: Sequence[Observation]
+    ) -> None:
+        run_dir = _needed(run_dir, "TensorBoard")
         old = list(run_dir.glob(self.PATTERN))
         if not past:  # of the run that this one replaces
             for path in old:
@@ -170,7 +195,10 @@ class WeightsAndBiases(Observer):
         except self._wandb.errors.Error as error:
             raise self._unusable(error) from error
 
-    def start(self, run_dir: Path, config: dict[str, Any], past: Sequence[Observation]) -> None:
+    def start(
+        self, run_dir: Path | None, config: dict[str, Any], past: Sequence[Observation]
+    ) -> None:
+        run_dir = _needed(run_dir, "Weights & Biases")
         path, known = run_dir / self.NAME, uuid.uuid4().hex
         with contextlib.suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
             known = known if self._fresh else str(json.loads(read_bytes(path))["id"])

@@ -11,13 +11,15 @@ from rich.text import Text
 
 from pfedafm_jax.base.terminal import clean, console
 from pfedafm_jax.data.partition.partition import PARTITIONS
+from pfedafm_jax.engine import Engine, Executor, Federation
+from pfedafm_jax.models import kernels
 from pfedafm_jax.results.plots import architecture_label
 from pfedafm_jax.results.records import Record, Summary
 from pfedafm_jax.results.tables import human, percent
-from pfedafm_jax.runs.experiment import Experiment
+from pfedafm_jax.runs.observers import Observation, Observer
 
 
-class Progress:
+class Progress(Observer):
     """A bar in a terminal, plain lines now and then elsewhere; over several runs.
 
     `total` is the rounds of all runs; a run begins with `next_run`.
@@ -60,6 +62,15 @@ class Progress:
     def compiling(self) -> None:
         """Says that programs are being compiled, which takes up to a minute the first time."""
         self.bar.update(self.task, numbers="compiling, up to a minute the first time")
+
+    def start(
+        self, run_dir: Path | None, config: dict[str, Any], past: Sequence[Observation]
+    ) -> None:
+        if past:
+            self.resume([observation.record for observation in past])
+
+    def round(self, observation: Observation) -> None:
+        self.show(observation.record)
 
     def resume(self, records: Sequence[Record]) -> None:
         """Continues after these rounds."""
@@ -108,39 +119,24 @@ def in_words(seconds: float) -> str:
 # -------------------------------------------------------------------------------- plan and result
 
 
-def print_plan(experiment: Experiment, name: str = "", run_dir: str | Path | None = None) -> None:
-    """Prints what the run will do."""
-    config, programs, dataset = experiment.config, experiment.programs, experiment.dataset
-    method, sizes, at_once = programs.method, programs.num_train, programs.clients_per_step
-    networks = [(config.num_clients, method.shared)]
-    if not method.one_network:
-        counts = np.bincount(programs.groups, minlength=len(programs.architectures))
-        networks = zip(counts, programs.architectures, strict=True)
-    shown = (f"{n} × {architecture_label(one.name)} ({human(one.params)})" for n, one in networks)
-    costs = programs.costs(range(config.num_clients))
-    up, down, flops = (
-        human(config.num_participants * float(np.mean([getattr(cost, part) for cost in costs])))
-        for part in ("floats_up", "floats_down", "flops")
-    )
-    shared = human(method.shared.extractor_params)
+def print_plan(
+    federation: Federation, executor: Executor, name: str = "", run_dir: str | Path | None = None
+) -> None:
+    """Prints what the run will do; `name` is that of its settings, `run_dir` its folder."""
+    config, method, data = federation.config, federation.method, federation.data
+    pixels = "" if data.dtype == "uint8" or not data.sample else f"; {data.sample}"
     rows = {
-        "data": dataset.source + ("" if dataset.dtype == "uint8" else f"; {dataset.description}"),
-        "split": f"{experiment.partition.about}; {sizes.min()} to {sizes.max()} training "
-        f"{dataset.noun} each",
-        "clients": f"{config.num_clients}, {config.num_participants} per round"
-        f"{f', {config.dropout:.0%} of them drop out' if config.dropout else ''}; "
-        f"parameters: {', '.join(shown)}",
-        "shared": f"{architecture_label(method.shared.name)}, {shared} parameters without header",
+        "data": data.source + pixels,
+        "split": _split_in_words(federation),
+        "clients": _clients_in_words(federation),
+        "shared": f"{architecture_label(method.shared.name)}, "
+        f"{human(method.shared.extractor_params)} parameters without header",
         "training": f"{config.rounds} rounds, E = {config.local_epochs}, "
         f"batch {config.batch_size}, learning rate {config.rate:g}",
-        "per round": f"{up} floats up, {down} down, {flops}FLOP",
-        "device": f"{programs.devices}, {at_once} client{'s' if at_once > 1 else ''} per step",
-        "kernels": str(experiment.kernels),
+        "per round": _costs_in_words(federation),
+        "device": _devices_in_words(executor),
+        "kernels": str(kernels.implementation()),
     }
-    if dataset.users is not None and config.partition in PARTITIONS[:-1]:
-        rows["split"] += (
-            f"; the data's {dataset.users.max() + 1} users are not used (--partition natural)"
-        )
     if run_dir is not None:
         rows["files"] = f"{run_dir}/"
         if config.checkpoint_every:
@@ -148,6 +144,47 @@ def print_plan(experiment: Experiment, name: str = "", run_dir: str | Path | Non
     where = ", ".join(part for part in (config.dataset, name, f"seed {config.seed}") if part)
     console.print(Text.assemble((method.title, "bold"), f" on {clean(where)}"))
     print_table([], list(rows.items()))
+
+
+def _split_in_words(federation: Federation) -> str:
+    """How the clients share the data."""
+    data, sizes = federation.data, federation.num_train
+    words = f"{data.partition}; {sizes.min()} to {sizes.max()} training {data.noun} each"
+    if data.num_users and federation.config.partition in PARTITIONS[:-1]:
+        words += f"; the data's {data.num_users} users are not used (--partition natural)"
+    return words
+
+
+def _clients_in_words(federation: Federation) -> str:
+    """How many clients there are, how many take part, and their networks."""
+    config, method = federation.config, federation.method
+    networks = [(config.num_clients, method.shared)]
+    if not method.one_network:
+        counts = np.bincount(federation.groups, minlength=len(federation.architectures))
+        networks = list(zip(counts, federation.architectures, strict=True))
+    shown = (f"{n} × {architecture_label(one.name)} ({human(one.params)})" for n, one in networks)
+    dropping = f", {config.dropout:.0%} of them drop out" if config.dropout else ""
+    return (
+        f"{config.num_clients}, {config.num_participants} per round{dropping}; "
+        f"parameters: {', '.join(shown)}"
+    )
+
+
+def _costs_in_words(federation: Federation) -> str:
+    """What a round costs, in the mean over the clients that may be drawn."""
+    config = federation.config
+    costs = [federation.cost_of_visit(client) for client in range(config.num_clients)]
+    up, down, flops = (
+        human(config.num_participants * float(np.mean([getattr(cost, name) for cost in costs])))
+        for name in ("floats_up", "floats_down", "flops")
+    )
+    return f"{up} floats up, {down} down, {flops}FLOP"
+
+
+def _devices_in_words(executor: Executor) -> str:
+    """What the run is computed on."""
+    at_once = executor.clients_per_step if isinstance(executor, Engine) else 1
+    return f"{executor.devices}, {at_once} client{'s' if at_once > 1 else ''} per step"
 
 
 def print_summary(summary: Summary, paths: Sequence[Path]) -> None:

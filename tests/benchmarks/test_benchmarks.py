@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 import scaling
 import speed
-from small import slow_but
+from small import engine_of, slow_but
 
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.config.config import updated
 from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.data.sources.synthetic import make_synthetic
-from pfedafm_jax.engine import build, run_round, start
 from pfedafm_jax.engine.visit import client_key
 from pfedafm_jax.training.batches import epoch_order
 
@@ -121,13 +120,13 @@ def test_the_torch_loop_computes_what_the_engine_computes(larger, kind):
     the result."""
     import torch_loop
 
-    programs = build(larger.config, larger.dataset, larger.partition)
-    before = start(programs)
-    clients = [before.store.state(client) for client in range(2)]
-    after, result = run_round(programs, before, 1, [0, 1])
+    programs = engine_of(larger.config, larger.dataset, larger.partition)
+    before = programs.start()
+    clients = [before.clients.state(client) for client in range(2)]
+    after, result = programs.run_round(before, 1, [0, 1])
 
     def order(number, client, phase, epoch):
-        key = jax.random.fold_in(client_key(programs.key, number, client), phase)
+        key = jax.random.fold_in(client_key(programs.federation.run_key, number, client), phase)
         size = len(larger.partition.train[client])
         key = jax.random.fold_in(jax.random.fold_in(key, epoch), 2**20)
         return np.array(epoch_order(key, np.int32(size), size))  # pyright: ignore
@@ -143,8 +142,8 @@ def test_the_torch_loop_computes_what_the_engine_computes(larger, kind):
     loop.set_layout(channels_last=kind != "released")
     loop.fused = kind == "cached"
     answer = loop.round(1, [0, 1])
-    assert answer["loss"] == pytest.approx(float(np.mean(result.info["loss"])), rel=1e-4)
-    accuracy = float(np.mean(result.info["accuracy/mixed"]))
+    assert answer["loss"] == pytest.approx(float(np.mean(result.reports["loss"])), rel=1e-4)
+    accuracy = float(np.mean(result.reports["accuracy/mixed"]))
     assert answer["accuracy"] == pytest.approx(accuracy, abs=1e-6)
 
     def check(trained, start, wanted):
@@ -157,7 +156,7 @@ def test_the_torch_loop_computes_what_the_engine_computes(larger, kind):
             np.testing.assert_allclose(value, goal[name], **limits)
 
     for client in (0, 1):
-        wanted = loaded(after.store.state(client), after.server)
+        wanted = loaded(after.clients.state(client), after.server)
         first = loaded(clients[client], before.server).starts[0]
         check(loop.clients[client], first, wanted.starts[0])
     check(loop.shared, loaded(clients[0], before.server).shared, wanted.shared)

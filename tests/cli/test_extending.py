@@ -110,7 +110,7 @@ def test_the_example_extractors_learn_on_the_engine(dataset, config):
     experiment = Experiment(config, dataset, partition)
     records = list(experiment.rounds(2))
     assert all(record.not_finite == 0 for record in records)
-    visits = experiment.visits["loss"]
+    visits = experiment.result().clients["visits/loss"]
     assert np.nanmean(visits[-1]) < np.nanmean(visits[0])
     # One of each kind at least.
     assert np.isfinite(visits[:, 0::2]).any() and np.isfinite(visits[:, 1::2]).any()
@@ -266,7 +266,6 @@ def test_methods_that_cannot_be_registered_say_why():
     class Odd(methods.MethodSettings):
         rates: list[float] = []
 
-    @dataclasses.dataclass(frozen=True)
     class Unchecked(methods.MethodSettings):
         rate: float = 0.5
 
@@ -324,7 +323,7 @@ def test_the_guide_runs_as_it_stands(whole, tmp_path, monkeypatch, capsys):
         if whole or not block.startswith(LONG_BLOCKS):
             exec(compile(block, "docs/extending.md", "exec"), vars(guide))
     assert guide.experiment.records[-1].round == 2
-    assert guide.experiment.programs.method.settings.strength == 0.01
+    assert guide.experiment.federation.method.settings.strength == 0.01
     table = np.asarray(guide.kindred.state.server["headers"]["bias"])
     seen = sorted({k for record in guide.kindred.records for k in record.participants})
     assert len({row.tobytes() for row in table}) == len(seen) + (len(seen) < len(table))

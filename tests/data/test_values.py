@@ -5,10 +5,9 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
-from small import CLASSES, WIDTH, assert_equals_plain_loop, small_config, small_data
+from small import CLASSES, WIDTH, assert_equals_plain_loop, engine_of, small_config, small_data
 
 from pfedafm_jax import Config, PfedafmError, dataset_from_arrays, load_dataset, run
-from pfedafm_jax.engine import build
 from pfedafm_jax.inference.export import PROGRAM, export_client, load_client
 from pfedafm_jax.inference.opened import load_run
 from pfedafm_jax.methods.checks import check_names
@@ -151,7 +150,7 @@ def test_rounds_on_features_and_on_token_ids_equal_the_plain_loop(method, what):
     assert dataset.dtype == what
     networks = ("words",) if what == "int32" else ("dense_a", "dense_b")
     config = small_config(method, architectures=networks, shared_extractor=networks[-1])
-    assert_equals_plain_loop(build(config, dataset, partition))
+    assert_equals_plain_loop(engine_of(config, dataset, partition))
 
 
 @pytest.mark.slow

@@ -16,13 +16,14 @@ from pfedafm_jax.base.trees import num_bytes
 from pfedafm_jax.config.config import updated
 from pfedafm_jax.deploy import server, wire
 from pfedafm_jax.deploy.node import Node
-from pfedafm_jax.deploy.roster import Roster, classes_of
-from pfedafm_jax.deploy.server import Federation, Nodes
+from pfedafm_jax.deploy.roster import Roster, classes_of, federation_of
+from pfedafm_jax.deploy.server import Nodes, NodesExecutor
 from pfedafm_jax.inference.export import readme
 from pfedafm_jax.inference.states import States
-from pfedafm_jax.runs.drive import run_all
 from pfedafm_jax.runs.existing import Task, find_existing
+from pfedafm_jax.runs.history import History
 from pfedafm_jax.runs.observers import observed
+from pfedafm_jax.runs.train import evaluation_is_due, train
 
 CLASSES = [str(number) for number in range(4)]
 DATA, PARTITION = small_data()
@@ -65,6 +66,35 @@ class Wire:
         return [self._waiting.pop(one) for one in questions if one in self._waiting]
 
 
+class Made:
+    """A run over the nodes of a link, round by round."""
+
+    def __init__(self, config, nodes, least):
+        self.config, self.nodes = config, nodes
+        self.federation = federation_of(config, nodes.roster)
+        self.executor = NodesExecutor(self.federation, nodes, least=least)
+        self.history = History(self.federation, self.executor)
+        self.state = self.executor.start()
+
+    @property
+    def records(self):
+        return self.history.records
+
+    def run_round(self):
+        t = self.history.rounds_done + 1
+        self.state, result = self.executor.run_round(self.state, t)
+        due = evaluation_is_due(self.config, t)
+        return self.history.add(result, self.executor.evaluate(self.state) if due else None, 0.0)
+
+    def last_rounds(self):
+        return [self.executor.last_round(self.state, client) for client in range(4)]
+
+    def train_in(self, folder):
+        """Its rounds with files, as the command has them."""
+        task = find_existing(Task(self.config, folder), nodes=True)
+        self.history, self.state = train(self.federation, self.executor, task.folder)
+
+
 def federation(folder, method, *, link=None, log=print, least=1, **changes):
     """(federation, link) with a node a client, its files in `folder`; nothing has been run."""
     config = small_config(method, checkpoint_every=1, **changes)
@@ -72,14 +102,15 @@ def federation(folder, method, *, link=None, log=print, least=1, **changes):
     link = link or Wire(*nodes)
     (folder / "run").mkdir(exist_ok=True)
     roster = Roster(folder / "nodes.json", config, CLASSES)
-    found = Nodes(link, roster, log, seconds=60.0, patience=0.2, least=least)
-    found.gather()
-    return Federation(config, found), link
+    nodes = Nodes(link, roster, log, seconds=60.0, patience=0.2)
+    nodes.gather()
+    return Made(config, nodes, least), link
 
 
 def played(folder, method, **changes):
     made, link = federation(folder, method, **changes)
-    list(made.rounds())
+    for _ in range(made.config.rounds):
+        made.run_round()
     return made, link
 
 
@@ -91,10 +122,10 @@ def test_a_federation_is_the_simulation_bit_for_bit(method, tmp_path):
     for client in range(4):
         states = States(tmp_path / f"node-{client}")
         if states.rounds():
-            assert same(load_client(states.place).params, expected.state.store.state(client))
+            assert same(load_client(states.place).params, expected.state.clients.state(client))
     for one, other in zip(made.records, expected.records, strict=True):
         assert replace(one, seconds=0) == replace(other, seconds=0)
-    assert same(made.evaluations[3], expected.evaluations[3])
+    assert same(made.history.evaluations[3], expected.history.evaluations[3])
 
 
 def test_only_what_is_shared_travels_and_states_are_the_nodes_own(tmp_path):
@@ -103,7 +134,9 @@ def test_only_what_is_shared_travels_and_states_are_the_nodes_own(tmp_path):
     for head, body, reply, back in link.sent:
         assert len(body) in (0, shared) and len(back) in (0, shared + 4)  # weights, and n_k
         assert len(json.dumps(head)) < 4000 and len(json.dumps(reply)) < 1000
-    assert "vectors/mix" not in observed(made, made.records[-1]).clients  # they are with the nodes
+    assert (
+        "vectors/mix" not in observed(made.history, made.state, made.records[-1]).clients
+    )  # they are with the nodes
     place = tmp_path / "node-1"
     assert "accuracy on this client's own test images" in readme(load_client(place), [])
     private = load_client(place).params["local_extractor"]
@@ -122,16 +155,16 @@ def test_those_that_are_lost_have_no_part_and_are_taken_again(tmp_path):
     link.away.add(1)
     first = made.run_round()
     assert first.dropped == [1] and first.not_finite == 0 and "client 1 is not there" in lines
-    assert made.nodes.last.tolist() == [1, 0, 1, 1]
+    assert made.last_rounds() == [1, 0, 1, 1]
     link.away.clear()
-    assert made.run_round().dropped == [] and made.nodes.last.tolist() == [2, 2, 2, 2]
+    assert made.run_round().dropped == [] and made.last_rounds() == [2, 2, 2, 2]
     # A reply that was lost: the visit is repeated from the state before it, to the same bits.
     client = link.all[100]
     kept = client.states.read(2)[1]
-    made.nodes.last[:] = [1, 0, 1, 1]
+    made.state.clients.write(0, {"last_round": np.int32(1)})
     made.records.pop()
     client._last = None
-    asked = made.nodes._heads(made.programs, [0], "visit", 2)[0]
+    asked = made.executor.questions(made.state, [0], "visit", 2)[0]
     body = next(body for head, body, *_ in link.sent if head.get("round") == 2)
     client.answer(asked, body)
     assert same(client.states.read(2)[1], kept) and client.states.rounds() == [1, 2]
@@ -154,7 +187,7 @@ def test_replies_that_cannot_be_are_refused_and_the_round_goes_on(tmp_path):
     made, link = federation(tmp_path, "fml", log=lines.append, **changes)
     link.hands = {0: garbled, 1: infinite, 2: heavy}
     assert sorted(made.run_round().dropped) == [0, 1, 2]
-    assert made.nodes.last.tolist() == [0, 0, 0, 1]
+    assert made.last_rounds() == [0, 0, 0, 1]
     size = num_bytes(made.state.server)
     assert f"client 0's reply is refused: {size} bytes of weights instead of {size + 4}" in lines
     assert "client 1's reply is refused: weights that are not finite" in lines
@@ -162,7 +195,7 @@ def test_replies_that_cannot_be_are_refused_and_the_round_goes_on(tmp_path):
     visits = [reply for head, *_, reply in link.sent if head["kind"] == "visit"]
     sent = next(reply for reply in reversed(visits) if len(reply) > size)
     assert_close(jax.device_get(made.state.server), wire.unpack(made.state.server, sent[:-4]))
-    assert made.history()[0]["last"] == [0, 0, 0, 1] and made.about()["nodes"]
+    assert made.history.about()["nodes"]
     lines.clear()
     link.hands = {
         0: lambda head, body: (head | {"round": 1}, body),
@@ -173,19 +206,20 @@ def test_replies_that_cannot_be_are_refused_and_the_round_goes_on(tmp_path):
     assert "client 0's reply is refused: it is about round 1, asked was 2" in lines
     assert any("client 1's reply is refused: it reports loss; expected is acc" in x for x in lines)
     assert "client 2's reply is refused: what it says of its costs cannot be" in lines
-    least = Nodes(link, made.nodes.roster, lines.append, seconds=60.0, patience=0.1, least=2)
+    nodes = Nodes(link, made.nodes.roster, lines.append, seconds=60.0, patience=0.1)
+    least = NodesExecutor(made.federation, nodes, least=2)
     link.hands, link.away = {}, {0, 1, 2}
 
     def back(line):
         if "it is repeated" in line:
             link.away = {0, 1}
 
-    least._log, least._where = back, dict(made.nodes._where)
-    _, result = least.run_round(made.programs, made.state, 3)
-    assert result.info["finite"].sum() == 2 and sorted(result.dropped) == [0, 1]
+    nodes.log, nodes._where = back, dict(made.nodes._where)
+    _, result = least.run_round(made.state, 3)
+    assert result.reports["finite"].sum() == 2 and sorted(result.dropped) == [0, 1]
     least._stopped, link.away = (lambda: 15), {0, 1, 2, 3}  # SIGTERM, and nobody is there
     with pytest.raises(Interrupted, match="0 of 2 replies; the same command goes on after round 3"):
-        least.run_round(made.programs, made.state, 4)
+        least.run_round(made.state, 4)
 
 
 def test_who_cannot_take_part_is_told_so_before_round_1(tmp_path):
@@ -239,8 +273,8 @@ def test_a_node_that_is_lost_is_asked_again_when_it_returns(tmp_path, monkeypatc
         lines.append(line)
         link.away = set()  # it is back as soon as it is missed
 
-    nodes._log, link.hands = log, {0: lost, 1: lambda head, body: ({"error": "no memory"}, b"")}
-    nodes._ask({k: {"kind": "visit"} for k in (0, 1)}, b"", lambda *one: replies.append(one))
+    nodes.log, link.hands = log, {0: lost, 1: lambda head, body: ({"error": "no memory"}, b"")}
+    nodes.ask({k: {"kind": "visit"} for k in (0, 1)}, b"", lambda *one: replies.append(one))
     assert replies == [(0, {"round": 2}, b"new")]
     assert {"client 0 is gone", "client 1's reply is refused: no memory"} <= set(lines)
     nodes.dismiss()
@@ -251,7 +285,7 @@ def test_who_does_not_answer_in_time_is_named(tmp_path):
     lines = []
     nodes, link = greeted(tmp_path, lines, seconds=0.1)
     link.replies = lambda questions: []
-    nodes._ask({1: {"kind": "visit"}}, b"", lambda *one: None)
+    nodes.ask({1: {"kind": "visit"}}, b"", lambda *one: None)
     assert lines[-1] == "client 1 has not answered within 0.1 s"
 
 
@@ -276,8 +310,7 @@ def test_a_node_refuses_what_is_not_its_own(tmp_path):
 @pytest.mark.slow
 def test_a_server_goes_on_where_it_was_and_its_run_can_be_used(tmp_path):
     made, link = federation(tmp_path, "fml", rounds=3, architectures=("dense_b",))
-    task = find_existing(Task(made.config, tmp_path / "run"))
-    run_all([task], experiment=made, progress=False)
+    made.train_in(tmp_path / "run")
     opened = load_run(tmp_path / "run")
     assert same(opened.server, made.state.server) and opened.finished
     with pytest.raises(PfedafmError, match="is with its node"):
@@ -285,8 +318,8 @@ def test_a_server_goes_on_where_it_was_and_its_run_can_be_used(tmp_path):
     assert opened.join(DATA.images[:20], DATA.labels[:20], visits=1).history
     config = updated(made.config, rounds=4)
     again, _ = federation(tmp_path, "fml", link=link, rounds=4, architectures=("dense_b",))
-    run_all([find_existing(Task(config, tmp_path / "run"))], experiment=again, progress=False)
-    assert again.round == 4 and again.nodes.last.max() == 4
+    again.train_in(tmp_path / "run")
+    assert again.history.rounds_done == 4 and max(again.last_rounds()) == 4
     expected = run(updated(config, eval_every=10), DATA, PARTITION, progress=False)
     assert same(again.state.server, expected.state.server)
 

@@ -10,7 +10,7 @@ from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.base.files import digest
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import arrays
-from pfedafm_jax.deploy.roster import Roster, classes_of, stand_in
+from pfedafm_jax.deploy.roster import Roster, classes_of, federation_of
 from pfedafm_jax.deploy.server import Nodes
 
 CLASSES = ["cat", "dog"]
@@ -48,10 +48,11 @@ def test_statistics_of_all_images_come_from_those_of_each_node(tmp_path):
     kept.admit(1, HELLO)  # it is back, as it was
     with pytest.raises(ValueError, match=r"comes with .*'num_test': 6.* and was there with"):
         kept.admit(1, HELLO | {"num_test": 6})
-    dataset, partition = stand_in(kept.config, kept)
-    assert dataset.images.shape == (1, 4, 4, 1) and dataset.class_names == ("cat", "dog")
-    assert [len(rows) for rows in (*partition.train, *partition.test)] == [30, 10, 5, 5]
-    assert partition.class_counts(dataset.labels, 2) is None
+    federation = federation_of(kept.config, kept)
+    data = federation.data
+    assert (data.image_shape, data.class_names, data.at_nodes) == ((4, 4, 1), ("cat", "dog"), True)
+    assert [*federation.num_train, *federation.num_test] == [30, 10, 5, 5]
+    assert federation.groups.tolist() == [1, 1]  # both have the second architecture
     small = roster(tmp_path / "dark")  # two pictures of one colour each
     for client in (0, 1):
         small.admit(client, HELLO | {"mean": [0.5], "std": [0.001 * client]})

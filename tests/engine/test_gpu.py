@@ -16,10 +16,17 @@ import gpu_programs
 import jax
 import numpy as np
 import pytest
-from small import METHODS, assert_close, assert_equals_plain_loop, play, small_config, small_data
+from small import (
+    METHODS,
+    assert_close,
+    assert_equals_plain_loop,
+    engine_of,
+    play,
+    small_config,
+    small_data,
+)
 
 from pfedafm_jax.config.config import updated
-from pfedafm_jax.engine import build
 from pfedafm_jax.runs.drive import run
 from pfedafm_jax.runs.experiment import Experiment
 
@@ -33,7 +40,7 @@ COUNTS = {
 
 
 def lockstep(method="pfedafm", **changes):
-    return build(small_config(method, layout="lockstep", **changes), *small_data())
+    return engine_of(small_config(method, layout="lockstep", **changes), *small_data())
 
 
 @pytest.mark.gpu
@@ -53,7 +60,7 @@ def test_a_run_that_was_stopped_is_resumed_to_the_same_bits(config, dataset, par
     for one, other in zip(whole.records, resumed.records, strict=True):
         assert dataclasses.replace(one, seconds=0.0) == dataclasses.replace(other, seconds=0.0)
     for client in range(config.num_clients):
-        ours, theirs = (made.state.store.state(client) for made in (whole, resumed))
+        ours, theirs = (made.state.clients.state(client) for made in (whole, resumed))
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 

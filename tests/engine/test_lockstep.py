@@ -12,6 +12,7 @@ from small import (
     Dense,
     assert_close,
     assert_equals_plain_loop,
+    engine_of,
     play,
     same,
     slow_but,
@@ -21,10 +22,11 @@ from small import (
 
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.data import dataset_from_arrays
-from pfedafm_jax.engine import Devices, build, setup_devices
+from pfedafm_jax.engine import Devices, setup_devices
+from pfedafm_jax.engine.engine import programs_of_clients
 from pfedafm_jax.engine.programs import TRACED, client_bytes, compiled, shapes_of, traced
 from pfedafm_jax.models.architecture import describe, register_extractor
-from pfedafm_jax.models.padding import kinds_of, narrow, widen
+from pfedafm_jax.models.padding import architecture_groups, narrow, widen
 from pfedafm_jax.training.losses import cross_entropy
 from pfedafm_jax.training.sgd import sgd
 
@@ -41,30 +43,30 @@ register_extractor("dense_alone", Alone(hidden=7))
 
 
 def lockstep(method="pfedafm", **changes):
-    return build(small_config(method, layout="lockstep", **changes), *small_data())
+    return engine_of(small_config(method, layout="lockstep", **changes), *small_data())
 
 
 @pytest.mark.parametrize("method", slow_but(["pfedafm"], METHODS))
 def test_lockstep_equals_the_plain_loop(method):
     programs = lockstep(method, devices=2)
     assert programs.clients_per_step == 2
-    assert len(compiled(programs.form).train) == 1
+    assert len(compiled(programs.program_key).train) == 1
     assert_equals_plain_loop(programs)
 
 
 @pytest.mark.slow
 def test_a_network_of_no_family_has_a_program_of_its_own():
     programs = lockstep("standalone", architectures=("dense_a", "dense_alone", "dense_b"))
-    kinds = [kind.members for kind in shapes_of(programs.form).kinds]
+    kinds = [kind.members for kind in shapes_of(programs.program_key).groups]
     assert kinds == [(0, 2), (1,)]
-    assert programs.kinds.tolist() == [0, 1, 0, 0]
+    assert programs_of_clients(programs.federation, programs.program_key).tolist() == [0, 1, 0, 0]
     assert_equals_plain_loop(programs)
 
 
 def test_states_that_differ_in_more_than_the_extractor_are_not_padded():
     both = [describe(name, 4, (3, 3, 1), 6) for name in ("dense_a", "dense_b")]
     starts = [{"own": jnp.zeros(width)} for width in (3, 4)]
-    assert [kind.members for kind in kinds_of(both, starts)] == [(0,), (1,)]
+    assert [kind.members for kind in architecture_groups(both, starts)] == [(0,), (1,)]
 
 
 def test_padding_changes_nothing_and_stays_zero():
@@ -73,7 +75,7 @@ def test_padding_changes_nothing_and_stays_zero():
     narrow_ones = [describe(name, 10, (16, 16, 3), 20) for name in names]
     key = jax.random.key(0)
     starts = [{"local_extractor": jax.jit(one.init_extractor)(key)} for one in narrow_ones]
-    (kind,) = kinds_of(narrow_ones, starts)
+    (kind,) = architecture_groups(narrow_ones, starts)
     images, labels = jax.random.normal(key, (8, 16, 16, 3)), jnp.arange(8) % 10
     optimizer = sgd(lockstep().method.training)
 
@@ -113,11 +115,11 @@ def test_as_many_clients_at_once_as_fit(monkeypatch):
     """A device with room for two of three: two calls, and nothing else changes."""
     whole = lockstep("standalone")
     expected = play(whole, [0, 1, 2], [3, 1])
-    room = client_bytes(whole.form) * 2.5 / 0.8 + 3000
+    room = client_bytes(whole.program_key) * 2.5 / 0.8 + 3000
     monkeypatch.setattr(Devices, "memory", property(lambda self: int(room)))
-    programs = build(whole.config, *small_data())
+    programs = engine_of(whole.federation.config, *small_data())
     compiled.cache_clear()
-    assert (whole.form.step(), programs.clients_per_step) == (2, 2)
+    assert (whole.program_key.step(), programs.clients_per_step) == (2, 2)
     assert_close(play(programs, [0, 1, 2], [3, 1]), expected, rtol=2e-3, atol=2e-5)
 
 
@@ -125,7 +127,9 @@ def test_as_many_clients_at_once_as_fit(monkeypatch):
     ("precision", "words"), [("highest", "HIGHEST"), ("tf32", "tf32"), ("bfloat16", "bf16")]
 )
 def test_precision_is_that_of_every_product(precision, words):
-    form = lockstep().form._replace(devices=Devices(1, lower_for="cuda"), precision=precision)
+    form = lockstep().program_key._replace(
+        devices=Devices(1, lower_for="cuda"), precision=precision
+    )
     name, program = next(traced(form, shapes_of(form)))
     products = [line for line in program.as_text().splitlines() if "dot_general" in line]
     assert name == "train" and products and all(words in line for line in products)
@@ -153,9 +157,9 @@ def test_every_program_lowers_for_cuda(method, layout):
     architectures = ("cnn1", "cnn2", "cnn5")
     config = small_config(method, layout=layout, architectures=architectures, feature_size=20,
                           shared_extractor="cnn5", devices=2, kernels="xla")  # fmt: skip
-    images = np.zeros((40, 16, 16, 3), np.uint8)
-    data = dataset_from_arrays("empty", images, np.arange(40) % 4, images, np.arange(40) % 4)
-    programs = build(config, data, small_data()[1])
-    form = programs.form._replace(devices=Devices(2, lower_for="cuda"))
+    images, labels = np.zeros((60, 16, 16, 3), np.uint8), np.arange(60) % 4
+    data = dataset_from_arrays("empty", images, labels, images, labels)
+    programs = engine_of(config, data, small_data()[1])
+    form = programs.program_key._replace(devices=Devices(2, lower_for="cuda"))
     names = {name for name, program in traced(form, shapes_of(form)) if program.as_text()}
     assert {"train", "evaluate"} <= names

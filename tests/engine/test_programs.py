@@ -3,16 +3,13 @@
 import chex
 import jax
 import pytest
-from small import METHODS, command_words, small_config, small_data
+from small import METHODS, algorithm_1, command_words, engine_of, small_config, small_data
 
-from pfedafm_jax import engine
 from pfedafm_jax.cli.commands import sweep
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.config.method_settings import float_fields
 from pfedafm_jax.data.load import load_data, split
-from pfedafm_jax.engine import build
 from pfedafm_jax.engine.programs import TRACED, compiled
-from pfedafm_jax.engine.reference import algorithm1
 from pfedafm_jax.methods import find_method
 from pfedafm_jax.results import plots
 from pfedafm_jax.training.batches import LocalTraining, table_width
@@ -25,29 +22,31 @@ SWEPT |= {"devices": 1}
 @pytest.mark.parametrize("method", METHODS)
 def test_numbers_are_no_part_of_what_is_compiled(method):
     config = small_config(method)
-    form = build(config, *small_data()).form
+    form = engine_of(config, *small_data()).program_key
     own = find_method(method).Settings
     defaults = {name: own.model_fields[name].default for name in float_fields(own)}
     numbers = {name: 0.375 for name, default in defaults.items() if default is not None}
     run = dict.fromkeys(("learning_rate", "momentum", "weight_decay", "clip_norm"), 0.3)
-    other = build(updated(config, {**run, "seed": 9, "rounds": 7, method: numbers}), *small_data())
-    assert other.form == form and hash(other.form) == hash(form)
+    other = engine_of(
+        updated(config, {**run, "seed": 9, "rounds": 7, method: numbers}), *small_data()
+    )
+    assert other.program_key == form and hash(other.program_key) == hash(form)
     given = {"learning_rate": 0.2}  # in the method's own name: another number, not another program
-    assert build(updated(config, {method: given}), *small_data()).form == form
-    assert build(updated(config, {"local_epochs": 3}), *small_data()).form != form
+    assert engine_of(updated(config, {method: given}), *small_data()).program_key == form
+    assert engine_of(updated(config, {"local_epochs": 3}), *small_data()).program_key != form
 
 
 def test_programs_of_another_run_compute_with_its_numbers(config, dataset, partition):
     """Compiled for one run, then used by others: each equals Algorithm 1 with its own numbers."""
     config = updated(config, {"architectures": ("small_b",)})
-    build(config, dataset, partition).compile()
+    engine_of(config, dataset, partition).prepare()
     traced = dict(TRACED)
     other = {"learning_rate": 0.2, "momentum": 0.5, "weight_decay": 0.1, "clip_norm": 0.5}
     for numbers in ({**other, "seed": 8}, {"pfedafm": {"mix_learning_rate": 0.1}}):
-        programs = build(updated(config, numbers), dataset, partition)
-        ours, result = engine.run_round(programs, engine.start(programs), 1)
-        plain, expected = algorithm1.run_round(programs, engine.start(programs), 1)
-        chex.assert_trees_all_close(result.info, expected.info, rtol=2e-4, atol=2e-5)
+        programs = engine_of(updated(config, numbers), dataset, partition)
+        ours, result = programs.run_round(programs.start(), 1)
+        plain, expected = algorithm_1(programs).run_round(programs.start(), 1)
+        chex.assert_trees_all_close(result.reports, expected.reports, rtol=2e-4, atol=2e-5)
         servers = jax.device_get((ours.server, plain.server))
         chex.assert_trees_all_close(*servers, rtol=2e-3, atol=2e-5)
     assert traced == TRACED

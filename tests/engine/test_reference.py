@@ -7,22 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import slow_but, states
+from small import algorithm_1, engine_of, plain_loop, released_loop, slow_but, states
 
-from pfedafm_jax import engine
 from pfedafm_jax.config.config import Config, updated
 from pfedafm_jax.data import Partition, dataset_from_arrays
 from pfedafm_jax.data.sources.synthetic import make_synthetic
-from pfedafm_jax.engine import build
-from pfedafm_jax.engine.reference import algorithm1, plain, released
 from pfedafm_jax.engine.reference.algorithm1 import (
     Batch,
-    batches,
     clipped,
     cross_entropy,
     sgd,
     weighted_mean,
 )
+from pfedafm_jax.engine.round import weights_of
 
 
 def changed(config: Config, method="pfedafm", **values) -> Config:
@@ -37,11 +34,11 @@ AS_IN_THE_PAPER = {"method": "pfedafm_released", "mix_relay": False, "leak_momen
                    "last_alone": False, "mix_weight_decay": 0.0, "mix_learning_rate": 1.0}  # fmt: skip
 
 
-def play(loop, programs, draws, state=None):
+def play(loop, draws, state=None):
     """(state, results) after rounds of the engine, or of a plain loop."""
-    state, results = state or engine.start(programs), []
+    state, results = state or loop.start(), []
     for t, participants in enumerate(draws):
-        state, result = loop.run_round(programs, state, t, participants)
+        state, result = loop.run_round(state, t, participants)
         results.append(result)
     return state, results
 
@@ -62,17 +59,17 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", slow_but(("paper",), SETTINGS))
 def test_engine_equals_algorithm_1(config, dataset, partition, name):
-    programs = build(changed(config, **SETTINGS[name]), dataset, partition)
+    programs = engine_of(changed(config, **SETTINGS[name]), dataset, partition)
     # Drawn for three rounds, or chosen so that two come back in another order.
     draws = [None] * 3 if name == "paper" else [[2, 0, 3], [3, 1, 0]]
-    (one, ours), (two, theirs) = play(engine, programs, draws), play(algorithm1, programs, draws)
+    (one, ours), (two, theirs) = play(programs, draws), play(algorithm_1(programs), draws)
     for here, there in zip(ours, theirs, strict=True):
-        assert set(here.info) == set(there.info)
-        assert np.all(here.info["finite"] & there.info["finite"])
-        chex.assert_trees_all_close(here.info, there.info, rtol=2e-4, atol=2e-5)
+        assert set(here.reports) == set(there.reports)
+        assert np.all(here.reports["finite"] & there.reports["finite"])
+        chex.assert_trees_all_close(here.reports, there.reports, rtol=2e-4, atol=2e-5)
     ours, theirs = ((jax.device_get(state.server), states(state)) for state in (one, two))
     chex.assert_trees_all_close(ours, theirs, rtol=2e-3, atol=2e-5)
-    scores = engine.evaluate(programs, one), plain.evaluate(programs, two)
+    scores = programs.evaluate(one), plain_loop(programs).evaluate(two)
     chex.assert_trees_all_close(*scores, rtol=1e-5)
 
 
@@ -83,11 +80,11 @@ def test_engine_equals_algorithm_1_with_a_network_of_the_paper(config):
     networks = {"architectures": ("cnn5",), "shared_extractor": "cnn5", "feature_size": 500}
     config = changed(config, num_clients=2, participation=1.0, batch_size=6, **networks)
     config = updated(config, local_epochs=1, learning_rate=0.01)
-    programs = build(config, dataset, partition)
-    one, [ours] = play(engine, programs, [None])
-    two, [theirs] = play(algorithm1, programs, [None])
+    programs = engine_of(config, dataset, partition)
+    one, [ours] = play(programs, [None])
+    two, [theirs] = play(algorithm_1(programs), [None])
     for name in ("loss", "shared_loss", "mix_mean"):
-        chex.assert_trees_all_close(ours.info[name], theirs.info[name], rtol=1e-4)
+        chex.assert_trees_all_close(ours.reports[name], theirs.reports[name], rtol=1e-4)
     servers = jax.device_get((one.server, two.server))
     chex.assert_trees_all_close(*servers, rtol=1e-3, atol=1e-5)
 
@@ -101,22 +98,22 @@ def still(config, dataset, partition):
 
 def relayed(programs, **relay):
     """A start at which somebody has left this for the next client."""
-    state = released.start(programs)
-    left = {**state.server["relay"], **programs.devices.replicate(relay)}
+    state = released_loop(programs).start()
+    left = {**state.server["relay"], **relay}
     return state._replace(server={**state.server, "relay": left})
 
 
 def test_a_mix_vector_is_handed_on_but_not_to_a_first_visit(still):
     config, *data = still
-    programs = build(changed(config, "pfedafm_released", mix_relay=True), *data)
+    programs = engine_of(changed(config, "pfedafm_released", mix_relay=True), *data)
     state = relayed(programs, mix=np.full(12, 0.25, np.float32))
-    state, _ = play(released, programs, [[3]], state)
-    np.testing.assert_array_equal(state.store.state(3)["mix"], np.ones(12))  # its first visit
+    state, _ = play(released_loop(programs), [[3]], state)
+    np.testing.assert_array_equal(state.clients.state(3)["mix"], np.ones(12))  # its first visit
     np.testing.assert_array_equal(state.server["relay"]["mix"], np.ones(12))
-    state = relayed(programs, mix=np.full(12, 0.25, np.float32))._replace(store=state.store)
-    state, _ = play(released, programs, [[3]], state)
-    np.testing.assert_array_equal(state.store.state(3)["mix"], np.full(12, 0.25))
-    np.testing.assert_array_equal(state.store.state(4)["mix"], np.ones(12))
+    state = relayed(programs, mix=np.full(12, 0.25, np.float32))._replace(clients=state.clients)
+    state, _ = play(released_loop(programs), [[3]], state)
+    np.testing.assert_array_equal(state.clients.state(3)["mix"], np.full(12, 0.25))
+    np.testing.assert_array_equal(state.clients.state(4)["mix"], np.ones(12))
 
 
 def test_momentum_leaks_from_client_to_client(still):
@@ -124,15 +121,15 @@ def test_momentum_leaks_from_client_to_client(still):
     0.9 · 2."""
     config, *data = still
     rates = {"mix_learning_rate": 0.1, "mix_project": False, "learning_rate": 0.1}
-    programs = build(changed(config, "pfedafm_released", leak_momentum=True, **rates), *data)
-    shared = jax.device_get(released.start(programs).server["shared_extractor"])
+    programs = engine_of(changed(config, "pfedafm_released", leak_momentum=True, **rates), *data)
+    shared = jax.device_get(released_loop(programs).start().server["shared_extractor"])
     found = []
     for left in (0.0, 2.0):
         velocity = jax.tree.map(lambda leaf, left=left: np.full_like(leaf, left), shared)
         start = {"mix_velocity": np.full(12, left, np.float32), "shared_velocity": velocity}
-        state, _ = play(released, programs, [[0]], relayed(programs, **start))
+        state, _ = play(released_loop(programs), [[0]], relayed(programs, **start))
         extractor = jax.device_get(state.server["shared_extractor"])
-        found.append({"mix": state.store.state(0)["mix"], "extractor": extractor})
+        found.append({"mix": state.clients.state(0)["mix"], "extractor": extractor})
     expected = jax.tree.map(lambda leaf: leaf - np.float32(0.18), found[0])
     chex.assert_trees_all_close(found[1], expected, rtol=1e-3, atol=1e-4)
 
@@ -144,9 +141,9 @@ def test_a_decayed_mix_vector_shrinks(still):
     found = []
     for decay in (0.0, 0.5):
         own = changed(config, "pfedafm_released", mix_weight_decay=decay, **rates)
-        programs = build(own, *data)
-        state, _ = play(released, programs, [[0]], released.start(programs))
-        found.append(state.store.state(0)["mix"])
+        programs = engine_of(own, *data)
+        state, _ = play(released_loop(programs), [[0]], released_loop(programs).start())
+        found.append(state.clients.state(0)["mix"])
     np.testing.assert_allclose(found[1], found[0] - 0.05, rtol=1e-5)
 
 
@@ -154,12 +151,12 @@ def test_without_its_switches_the_released_code_is_algorithm_1_and_else_the_last
     config, dataset, partition
 ):
     def released_round(**settings):
-        programs = build(changed(config, **(AS_IN_THE_PAPER | settings)), dataset, partition)
-        state, _ = play(released, programs, [[0, 1, 4], []], released.start(programs))
+        programs = engine_of(changed(config, **(AS_IN_THE_PAPER | settings)), dataset, partition)
+        state, _ = play(released_loop(programs), [[0, 1, 4], []], released_loop(programs).start())
         return jax.device_get(state.server["shared_extractor"])
 
     def paper_round(*participants):
-        state, _ = play(algorithm1, build(config, dataset, partition), [participants])
+        state, _ = play(algorithm_1(engine_of(config, dataset, partition)), [participants])
         return jax.device_get(state.server["shared_extractor"])
 
     chex.assert_trees_all_equal(released_round(), paper_round(0, 1, 4))
@@ -187,8 +184,8 @@ def test_sgd_and_clipping_by_hand():
     ("aggregation", "expected"), [("samples", [21, 5, 29]), ("uniform", [1, 1, 1])]
 )
 def test_weights_of_the_average(config, dataset, partition, aggregation, expected):
-    programs = build(updated(config, aggregation=aggregation), dataset, partition)
-    assert plain.weights(programs, [0, 3, 2]) == expected
+    programs = engine_of(updated(config, aggregation=aggregation), dataset, partition)
+    assert weights_of(programs.federation, [0, 3, 2]) == expected
 
 
 def test_means_by_hand():
@@ -199,8 +196,8 @@ def test_means_by_hand():
 
 
 def test_batches_cover_each_epoch_once_and_end_short(config, dataset, partition):
-    programs = build(config, dataset, partition)
-    found = list(batches(programs, 0, jax.random.key(0)))
+    programs = engine_of(config, dataset, partition)
+    found = list(algorithm_1(programs).batches(0, jax.random.key(0)))
     assert [len(batch.labels) for batch in found] == [8, 8, 5, 8, 8, 5]
     for epoch in (found[:3], found[3:]):
         labels = np.concatenate([batch.labels for batch in epoch])

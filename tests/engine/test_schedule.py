@@ -31,14 +31,14 @@ def test_every_client_is_covered_once_in_a_chunk_of_its_group(problem):
     assert sorted(placed) == sorted(clients)
     for call in calls:
         assert call.clients.shape == (devices, slots)
-        assert call.trips.shape == (devices,) and call.trips.dtype == np.int32
-        assert call.trips.max() >= 1, "a call in which nobody works"
-        for row, trips in zip(call.clients, call.trips, strict=True):
+        assert call.num_steps.shape == (devices,) and call.num_steps.dtype == np.int32
+        assert call.num_steps.max() >= 1, "a call in which nobody works"
+        for row, trips in zip(call.clients, call.num_steps, strict=True):
             assert np.all(row[trips * chunk :] == -1), "a client that no trip reaches"
             assert all(np.any(row[trip * chunk : (trip + 1) * chunk] >= 0) for trip in range(trips))
-            assert all(groups[client] == call.kind for client in row if client >= 0)
+            assert all(groups[client] == call.program for client in row if client >= 0)
     for group in set(groups[clients].tolist()) if clients else ():
-        trips = sum(int(call.trips.sum()) for call in calls if call.kind == group)
+        trips = sum(int(call.num_steps.sum()) for call in calls if call.program == group)
         assert trips == -(-int(np.sum(groups[clients] == group)) // chunk)
 
 
@@ -65,7 +65,7 @@ def test_no_device_waits_longer_than_one_chunk(problem):
 def test_trips_of_equal_clients(clients, devices, slots, trips):
     options = {"num_devices": devices, "clients_per_step": [1], "slots": [slots]}
     calls = schedule(range(clients), np.zeros(clients, int), np.ones(clients), **options)
-    assert [call.trips.tolist() for call in calls] == trips
+    assert [call.num_steps.tolist() for call in calls] == trips
 
 
 def test_the_order_of_participants_does_not_matter():

@@ -7,11 +7,12 @@ import optax
 import pytest
 import theory
 from paper import fig_theory
+from small import engine_of, plain_loop
 
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.config.config import updated
 from pfedafm_jax.data.augment import normalise
-from pfedafm_jax.engine import build, draw_participants, run_round, start
+from pfedafm_jax.engine import draw_participants
 from pfedafm_jax.results import plots
 
 CURVATURE = np.array([4.0, 1.0, 0.25], np.float32)
@@ -86,23 +87,28 @@ def test_the_bound_holds_for_plain_sgd_and_is_void_for_too_large_a_step():
 @pytest.mark.slow
 def test_extractors_trained_again_average_to_the_servers(config, dataset, partition):
     config = updated(config, architectures=("small_b",))
-    programs = build(config, dataset, partition)
-    state = start(programs)
+    programs = engine_of(config, dataset, partition)
+    state = programs.start()
     old = jax.device_get(state.server["shared_extractor"])
     drawn = [int(client) for client in draw_participants(config.seed, 1, 6, 3)]
-    before = {client: state.store.state(client) for client in drawn}
-    state, _ = run_round(programs, state, 1)
+    before = {client: state.clients.state(client) for client in drawn}
+    state, _ = programs.run_round(state, 1)
     new = jax.device_get(state.server["shared_extractor"])
-    own = [theory.own_extractor(programs, c, 1, state.store.state(c)["header"], old) for c in drawn]
-    weights = programs.num_train[drawn] / programs.num_train[drawn].sum()
+    own = [
+        theory.own_extractor(plain_loop(programs), c, 1, state.clients.state(c)["header"], old)
+        for c in drawn
+    ]
+    weights = programs.federation.num_train[drawn] / programs.federation.num_train[drawn].sum()
     average = jax.tree.map(
         lambda *leaves: sum(w * leaf for w, leaf in zip(weights, leaves, strict=True)), *own
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), average, new)
 
     client = drawn[0]
-    visit = theory.visit(programs, client, 1, before[client], state.store.state(client), old, new)
-    architecture = programs.architectures[programs.groups[client]]
+    visit = theory.visit(
+        plain_loop(programs), client, 1, before[client], state.clients.state(client), old, new
+    )
+    architecture = programs.federation.architectures[programs.federation.groups[client]]
     rows, training = partition.train[client], programs.method.training
     images = normalise(jnp.asarray(dataset.images[rows]), training.mean, training.std)
     scores = programs.method.predict(

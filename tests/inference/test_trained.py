@@ -47,7 +47,7 @@ def test_a_client_predicts_what_the_run_recorded(method, trained):
     dataset, partition = small_data()
     opened = load_run(folder)
     assert opened.finished and opened.round == 2 and opened.classes == ["0", "1", "2", "3"]
-    recorded = experiment.evaluations[2]
+    recorded = experiment.history.evaluations[2]
     for number in range(4):
         client, rows = opened.client(number), partition.test[number]
         found = client.predict(dataset.images[rows])
@@ -57,8 +57,8 @@ def test_a_client_predicts_what_the_run_recorded(method, trained):
             own = "accuracy" if name == experiment.predictions[0] else f"accuracy/{name}"
             assert right == recorded[own][number]
             assert client.card["accuracy"][name] == pytest.approx(float(right), abs=1e-6)
-        assert client.params.keys() == experiment.state.store.state(number).keys()
-        chex.assert_trees_all_equal(client.params, experiment.state.store.state(number))
+        assert client.params.keys() == experiment.state.clients.state(number).keys()
+        chex.assert_trees_all_equal(client.params, experiment.state.clients.state(number))
         training = client.method.training
         images = normalise(dataset.images[rows], training.mean, training.std)
         state = (client.params, jax.device_get(experiment.state.server))

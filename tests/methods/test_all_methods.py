@@ -12,6 +12,8 @@ from small import (
     SIZES,
     assert_close,
     assert_equals_plain_loop,
+    engine_of,
+    plain_loop,
     play,
     same,
     slow_but,
@@ -19,13 +21,11 @@ from small import (
     small_data,
     small_programs,
     states,
+    with_config,
 )
 from small import start as start_of
 
-from pfedafm_jax import engine
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.config.config import updated
-from pfedafm_jax.engine import build, run_round
 from pfedafm_jax.engine.reference import plain
 from pfedafm_jax.engine.round import participants_of
 from pfedafm_jax.methods import PAPER_METHODS, chosen_methods, method_names
@@ -89,19 +89,19 @@ def rounds_of(config):
 
 
 def test_whoever_drops_out_stays_as_it_was_and_has_no_part(programs):
-    losing = replace(programs, config=updated(programs.config, dropout=0.6))
-    some, every = rounds_of(losing.config)
-    stayed, dropped = participants_of(losing.config, some)
-    state, result = run_round(losing, engine.start(losing), some)
+    losing = with_config(programs, dropout=0.6)
+    some, every = rounds_of(losing.federation.config)
+    stayed, dropped = participants_of(losing.federation.config, some)
+    state, result = losing.run_round(losing.start(), some)
     assert (result.participants.tolist(), result.dropped) == (stayed, dropped)
-    given, wanted = run_round(programs, engine.start(programs), some, stayed)
+    given, wanted = programs.run_round(programs.start(), some, stayed)
     assert same((states(state), state.server), (states(given), given.server))
-    assert same(result.info, wanted.info)
+    assert same(result.reports, wanted.reports)
     before = start_of(programs)[0]
     assert all(same(states(state)[client], before[client]) for client in dropped)
     server, clients = state.server, states(state)
-    state, result = run_round(losing, state, every)  # nobody is left
-    assert same((states(state), state.server), (clients, server)) and result.info == {}
+    state, result = losing.run_round(state, every)  # nobody is left
+    assert same((states(state), state.server), (clients, server)) and result.reports == {}
 
 
 # With one architecture. The flips must not reach the clean pass that yields the rows.
@@ -121,7 +121,7 @@ OPTIONS = {
 @pytest.mark.parametrize("name", slow_but(["fd, logits"], OPTIONS))
 def test_engine_equals_plain_loop_with_options(name):
     config = small_config(name.split(",")[0], architectures=("dense_b",), **OPTIONS[name])
-    assert_equals_plain_loop(build(config, *small_data()))
+    assert_equals_plain_loop(engine_of(config, *small_data()))
 
 
 def ce(logits, labels):
@@ -190,10 +190,14 @@ def test_the_loss_of_a_visit_by_hand(method, programs):
         if rows in server:
             server[rows] = np.float32(rng.dirichlet(np.ones(server[rows].shape[1]), CLASSES))
             server[known] = np.float32([1, 0, 1, 0])
-    architecture = programs.architectures[programs.groups[number]]
-    key, one, data = jax.random.key(3), np.float32(1), plain.data_of(programs, number)
+    architecture = programs.federation.architectures[programs.federation.groups[number]]
+    key, one, data = jax.random.key(3), np.float32(1), plain_loop(programs).data_of(number)
     update = plain.client_update(method_itself, architecture, key, client, server, data, one)
-    used = split_adaptability(programs.config.seed, 0.3, data)[1] if method == "fedapen" else data
+    used = (
+        split_adaptability(programs.federation.config.seed, 0.3, data)[1]
+        if method == "fedapen"
+        else data
+    )
     rows = np.asarray(used.train)[: int(used.num_train)]
     dataset = programs.dataset
     scaled = dataset.images[rows] / np.float32(255)

@@ -9,6 +9,8 @@ from small import (
     SEEN,
     assert_close,
     assert_equals_plain_loop,
+    engine_of,
+    plain_loop,
     play,
     same,
     small_config,
@@ -17,15 +19,13 @@ from small import (
     states,
 )
 
-from pfedafm_jax import engine
-from pfedafm_jax.engine import build
 from pfedafm_jax.engine.reference import plain
 from pfedafm_jax.methods.two_models import shared_logits
 from pfedafm_jax.training.losses import cross_entropy
 
 
 def programs(method, **changes):
-    return build(small_config(method, **changes), *small_data())
+    return engine_of(small_config(method, **changes), *small_data())
 
 
 CASES = {
@@ -65,7 +65,7 @@ def test_two_epochs_of_one_batch_by_hand():
     def loss(model):
         return cross_entropy(shared_logits(shared, model, jnp.asarray(images)), labels, ones)
 
-    slope, rate = jax.grad(loss), made.config.rate
+    slope, rate = jax.grad(loss), made.federation.config.rate
     once = jax.tree.map(lambda w, g: w - rate * g, received, slope(received))
     pull = jax.tree.map(lambda w, w0: 3.0 * (w - w0), once, received)
     twice = jax.tree.map(lambda w, g, p: w - rate * (g + p), once, slope(once), pull)
@@ -127,22 +127,22 @@ def test_fine_tuning_changes_nothing_but_what_is_judged(part):
     assert same((clients, server), (plain_clients, plain_server))
     for one, other in zip(info, plain_info, strict=True):
         np.testing.assert_array_equal(one["accuracy/finetuned"], other["accuracy/shared"])
-    state = engine.start(tuned)
-    state, _ = engine.run_round(tuned, state, 0, rounds[0])
+    state = tuned.start()
+    state, _ = tuned.run_round(state, 0, rounds[0])
     before = states(state), jax.device_get(state.server)
-    assert same(engine.evaluate(tuned, state), engine.evaluate(tuned, state))
+    assert same(tuned.evaluate(state), tuned.evaluate(state))
     assert same(before, (states(state), jax.device_get(state.server)))
 
 
 def test_a_fine_tuned_header_leaves_the_extractor_and_costs_a_third_of_its_passes():
     made = programs("fedavg_finetuned", fedavg_finetuned={"finetune": "header"})
     _, server, _ = play(made, [0, 1, 2])
-    data = plain.data_of(made, 1)
+    data = plain_loop(made).data_of(1)
     key = jax.random.key(5)
     _, tuned = plain.adapt(made.method, made.method.shared, key, {}, server, data)
     assert same(tuned["shared_model"]["extractor"], server["shared_model"]["extractor"])
     assert not same(tuned["shared_model"]["header"], server["shared_model"]["header"])
-    shared, epochs = made.method.shared, made.config.local_epochs
+    shared, epochs = made.method.shared, made.federation.config.local_epochs
     flops = 2 * (shared.extractor_macs + 3 * shared.header_macs) * 15 * epochs
     assert made.method.adaptation_flops(shared, 15) == flops
 

@@ -5,10 +5,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import CLASSES, WIDTH, assert_close, play, real, small_config, small_data, small_programs
+from small import (
+    CLASSES,
+    WIDTH,
+    assert_close,
+    engine_of,
+    play,
+    real,
+    small_config,
+    small_data,
+    small_programs,
+)
 from small import start as start_of
 
-from pfedafm_jax.engine import build
 from pfedafm_jax.methods.fedapen import FedAPEN, split_adaptability
 from pfedafm_jax.methods.fedkd import FedKD, code_matrix, send
 from pfedafm_jax.models.architecture import describe
@@ -130,7 +139,7 @@ def learned_weight(private_scores, start: float, learning_rate: float, epochs: i
     """λ after learning on two samples of class 0, where the shared model scores both classes
     alike."""
     own = {"lambda_learning_rate": learning_rate, "lambda_epochs": epochs}
-    programs = build(small_config("fedapen", fedapen=own), *small_data())
+    programs = engine_of(small_config("fedapen", fedapen=own), *small_data())
     method, ((client, *_), server) = programs.method, start_of(programs)
     assert isinstance(method, FedAPEN)
     client, server = jax.tree.map(jnp.zeros_like, (client, server))
@@ -138,7 +147,12 @@ def learned_weight(private_scores, start: float, learning_rate: float, epochs: i
     client["ensemble_weight"] = jnp.float32(start)
     images, labels = jnp.zeros((2, 3, 3, 1), jnp.uint8), jnp.zeros(2, jnp.int32)
     rows = jnp.arange(2, dtype=jnp.int32), jnp.int32(2)
-    work = programs.architectures[0], client, server, ClientData(images, labels, *rows, *rows)
+    work = (
+        programs.federation.architectures[0],
+        client,
+        server,
+        ClientData(images, labels, *rows, *rows),
+    )
     return float(method.learn_weight(jax.random.key(0), *work))
 
 
@@ -167,7 +181,7 @@ def test_fedapen_predicts_with_the_ensemble_first():
     programs = small_programs("fedapen")
     clients, server, _ = play(programs, [0, 1])
     client = {**clients[0], "ensemble_weight": jnp.float32(0.25)}
-    work = programs.architectures[0], client, server, jnp.ones((1, 3, 3, 1))
+    work = programs.federation.architectures[0], client, server, jnp.ones((1, 3, 3, 1))
     scores = programs.method.predict(*work)
     assert list(scores) == ["ensemble", "private", "shared", "equal"]
     for name, weight in (("ensemble", 0.25), ("equal", 0.5)):

@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import all_moved
+from small import all_moved, engine_of
 
-from pfedafm_jax.engine import build, start
 from pfedafm_jax.methods.aggregation import average, weigh
 from pfedafm_jax.methods.pfedafm import (
     mix_features,
@@ -35,11 +34,11 @@ class Visit:
     """One client by hand: client 0, 21 images in batches of 8."""
 
     def __init__(self, config, dataset, partition):
-        programs = build(config, dataset, partition)
-        state, self.key = start(programs), jax.random.key(11)
+        programs = engine_of(config, dataset, partition)
+        state, self.key = programs.start(), jax.random.key(11)
         self.method, self.training = programs.method, programs.method.training
-        self.architecture = programs.architectures[0]
-        self.client = state.store.state(0)
+        self.architecture = programs.federation.architectures[0]
+        self.client = state.clients.state(0)
         self.model = {part: self.client[part] for part in ("local_extractor", "header")}
         self.server = jax.device_get(state.server)
         self.shared = self.server["shared_extractor"]

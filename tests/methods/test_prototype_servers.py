@@ -4,9 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import CLASSES, WIDTH, assert_close, real, same, small_config, small_data, start
+from small import (
+    CLASSES,
+    WIDTH,
+    assert_close,
+    engine_of,
+    real,
+    same,
+    small_config,
+    small_data,
+    start,
+)
 
-from pfedafm_jax.engine import build
 from pfedafm_jax.methods.base import Uploads
 from pfedafm_jax.methods.fedgh import train_on_prototypes
 from pfedafm_jax.methods.fedtgp import adaptive_margin, contrastive_loss
@@ -15,7 +24,7 @@ from pfedafm_jax.models.architecture import describe
 
 def programs(method, **changes):
     changes = {"architectures": ("dense_b",), **changes}
-    return build(small_config(method, **changes), *small_data())
+    return engine_of(small_config(method, **changes), *small_data())
 
 
 def uploads(rows, weight, clients=(0, 1)):
@@ -68,11 +77,11 @@ def test_fedgh_trains_the_header_on_single_prototypes():
 def test_fedgh_predicts_with_its_own_header_and_with_that_of_all():
     made = programs("fedgh")
     (client, *_), server = start(made)
-    assert made.predictions == ["own", "global"]
+    assert made.federation.prediction_names == ["own", "global"]
     images = np.ones((2, 3, 3, 1), np.float32)
-    scores = made.method.predict(made.architectures[0], client, server, images)
+    scores = made.method.predict(made.federation.architectures[0], client, server, images)
     same_header = {**client, "header": server["header"]}
-    again = made.method.predict(made.architectures[0], same_header, server, images)
+    again = made.method.predict(made.federation.architectures[0], same_header, server, images)
     assert same(scores["global"], again["own"]) and not same(scores["own"], scores["global"])
     cost = real("fedgh", 10).cost(describe("cnn1", 10), 400.0, 2)
     assert (cost.floats_up, cost.floats_down) == (2 * 500, 5_010)

@@ -1,7 +1,5 @@
 """Server optimizers and the running mean of broadcasts: by hand, against the plain loop, refused."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,18 +7,18 @@ import pytest
 from small import (
     assert_close,
     assert_equals_plain_loop,
+    engine_of,
     play,
     same,
     slow_but,
     small_config,
     small_data,
     start,
+    with_config,
 )
 
-from pfedafm_jax import engine
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.config.config import updated
-from pfedafm_jax.engine import build
 from pfedafm_jax.methods.server_optimizer import (
     MEMORY,
     RUNNING_MEAN,
@@ -33,7 +31,7 @@ MOMENTUM = {"server_optimizer": "momentum", "server_momentum": 0.5, "server_mean
 
 
 def programs(method="fedavg", **changes):
-    return build(small_config(method, **changes), *small_data())
+    return engine_of(small_config(method, **changes), *small_data())
 
 
 CASES = {
@@ -59,18 +57,18 @@ def test_momentum_and_running_mean_by_hand():
     first = start(programs())[1]["shared_model"]
     after_one = play(programs(), rounds[0])[1]["shared_model"]
     made = programs(**MOMENTUM)
-    state = engine.start(made)
-    state, _ = engine.run_round(made, state, 0, rounds[0])
+    state = made.start()
+    state, _ = made.run_round(state, 0, rounds[0])
     server = jax.device_get(state.server)
     assert_close(server["shared_model"], after_one, rtol=1e-6, atol=1e-7)
     mean_one = jax.tree.map(lambda old, new: 0.8 * old + 0.2 * new, first, after_one)
     assert_close(server[RUNNING_MEAN]["shared_model"], mean_one, rtol=1e-6, atol=1e-7)
     # The second round's average, from the same broadcast, client states and batches.
-    plain = engine.start(programs())
-    plain, _ = engine.run_round(programs(), plain, 0, rounds[0])
-    plain, _ = engine.run_round(programs(), plain, 1, rounds[1])
+    plain = programs().start()
+    plain, _ = programs().run_round(plain, 0, rounds[0])
+    plain, _ = programs().run_round(plain, 1, rounds[1])
     average = jax.device_get(plain.server)["shared_model"]
-    state, _ = engine.run_round(made, state, 1, rounds[1])
+    state, _ = made.run_round(state, 1, rounds[1])
     server = jax.device_get(state.server)
 
     def expected(start, one, average):
@@ -109,10 +107,10 @@ def test_running_statistics_are_averaged_as_they_are():
 
 def test_clients_never_receive_what_the_server_keeps():
     made = programs(**MOMENTUM)
-    server = engine.start(made).server
+    server = made.start().server
     assert set(server) == {"shared_model", MEMORY, RUNNING_MEAN}
     assert set(broadcast_of(server)) == set(judged_of(server)) == {"shared_model"}
-    assert set(made.compiled.shapes.common.server) == {"shared_model"}
+    assert set(made.programs.shapes.inputs.server) == {"shared_model"}
 
 
 def test_a_running_mean_changes_evaluations_of_all_clients_and_no_training():
@@ -124,11 +122,11 @@ def test_a_running_mean_changes_evaluations_of_all_clients_and_no_training():
 
 def test_a_round_that_everybody_leaves_moves_nothing():
     made = programs(**MOMENTUM)
-    made = replace(made, config=updated(made.config, dropout=0.999))
-    state = engine.start(made)
-    state, _ = engine.run_round(programs(**MOMENTUM), state, 0, [0, 1])
+    made = with_config(made, dropout=0.999)
+    state = made.start()
+    state, _ = programs(**MOMENTUM).run_round(state, 0, [0, 1])
     before = jax.device_get(state.server)
-    state, result = engine.run_round(made, state, 1)
+    state, result = made.run_round(state, 1)
     assert len(result.participants) == 0 and same(before, jax.device_get(state.server))
 
 

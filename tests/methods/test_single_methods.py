@@ -4,11 +4,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import assert_close, play, real, small_config, small_data, small_programs
+from small import (
+    assert_close,
+    engine_of,
+    plain_loop,
+    play,
+    real,
+    small_config,
+    small_data,
+    small_programs,
+)
 from small import start as start_of
 
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.engine import build
 from pfedafm_jax.engine.reference import plain
 from pfedafm_jax.methods.fedproto import nearest_prototype
 
@@ -16,7 +24,7 @@ from pfedafm_jax.methods.fedproto import nearest_prototype
 def test_lg_fedavg_starts_from_the_received_header_and_evaluates_both():
     programs = small_programs("lg_fedavg")
     clients, server, _ = play(programs, [0, 1])
-    method, architecture = programs.method, programs.architectures[0]
+    method, architecture = programs.method, programs.federation.architectures[0]
     scores = method.predict(architecture, clients[0], server, jnp.ones((1, 3, 3, 1)))
     assert list(scores) == ["own", "aggregated"]
     assert not np.allclose(scores["own"], scores["aggregated"])
@@ -68,9 +76,9 @@ def test_nearest_prototype_by_hand():
 
 @pytest.mark.parametrize("by", ["header", "prototype"])
 def test_fedproto_evaluates_both_ways_and_falls_back_to_the_header(by):
-    programs = build(small_config("fedproto", fedproto={"evaluated_by": by}), *small_data())
+    programs = engine_of(small_config("fedproto", fedproto={"evaluated_by": by}), *small_data())
     (client, *_), server = start_of(programs)
-    work = programs.architectures[0], client, server, jnp.ones((2, 3, 3, 1))
+    work = programs.federation.architectures[0], client, server, jnp.ones((2, 3, 3, 1))
     scores = programs.method.predict(*work)
     assert next(iter(scores)) == by and set(scores) == {"header", "prototype"}
     np.testing.assert_array_equal(scores["prototype"], scores["header"])
@@ -80,9 +88,13 @@ def test_the_header_of_fedrep_is_trained_by_sgd_on_frozen_features():
     """Three epochs of one batch: softmax regression with momentum and decay, in 64 bits. And the
     extractor is trained under the header that this leaves."""
     one_batch = {"batch_size": 64, "local_epochs": 1, "clip_norm": 1e30}
-    programs = build(small_config("fedrep", **one_batch), *small_data())
+    programs = engine_of(small_config("fedrep", **one_batch), *small_data())
     (client, *_), server = start_of(programs)
-    data, config, shared = plain.data_of(programs, 0), programs.config, programs.method.shared
+    data, config, shared = (
+        plain_loop(programs).data_of(0),
+        programs.federation.config,
+        programs.method.shared,
+    )
     work = jax.random.key(0), client, server, data, np.float32(1)
     update = plain.client_update(programs.method, shared, *work)
     rows = programs.partition.train[0]

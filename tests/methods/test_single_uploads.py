@@ -9,8 +9,10 @@ import pytest
 from small import (
     ABSENT,
     ROUNDS,
+    algorithm_1,
     assert_close,
     assert_equals_plain_loop,
+    engine_of,
     play,
     same,
     slow_but,
@@ -19,8 +21,6 @@ from small import (
 )
 
 from pfedafm_jax.base.errors import PfedafmError
-from pfedafm_jax.engine import build, run_round, start
-from pfedafm_jax.engine.reference import algorithm1
 from pfedafm_jax.engine.round import participants_of
 from pfedafm_jax.methods import register_method
 from pfedafm_jax.methods.aggregation import median
@@ -63,7 +63,7 @@ def ledger(registered):
 
 def programs(method="ledger", **changes):
     changes = {"architectures": ("dense_b",), **changes}
-    return build(small_config(method, **changes), *small_data())
+    return engine_of(small_config(method, **changes), *small_data())
 
 
 @pytest.mark.parametrize("layout", slow_but(["loop"], ["loop", "lockstep"]))
@@ -79,13 +79,13 @@ def test_uploads_are_in_the_order_drawn_on_any_device_with_the_numbers_of_their_
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_the_server_sees_those_who_stayed(dropout):
     made = programs(layout="lockstep", dropout=dropout, seed=1)
-    state = start(made)
+    state = made.start()
     visits, lost = np.zeros(4), set()
     for number in range(1, 13):
-        state, result = run_round(made, state, number)
-        stayed, dropped = participants_of(made.config, number)
+        state, result = made.run_round(state, number)
+        stayed, dropped = participants_of(made.federation.config, number)
         assert (result.participants.tolist(), list(result.dropped)) == (stayed, dropped)
-        assert all(len(values) == len(stayed) for values in result.info.values())
+        assert all(len(values) == len(stayed) for values in result.reports.values())
         if stayed:  # else the server stays as it was
             assert state.server["order"].tolist() == [*stayed, -1, -1, -1][:3]
         visits[stayed] += 1
@@ -96,12 +96,12 @@ def test_the_server_sees_those_who_stayed(dropout):
 
 def test_whoever_is_not_finite_has_no_row():
     made = programs()
-    state = start(made)
-    state.store.write(
-        0, jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), state.store.state(0))
+    state = made.start()
+    state.clients.write(
+        0, jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), state.clients.state(0))
     )
-    state, result = run_round(made, state, 1, [1, 0, 2])
-    assert result.info["finite"].tolist() == [True, False, True]
+    state, result = made.run_round(state, 1, [1, 0, 2])
+    assert result.reports["finite"].tolist() == [True, False, True]
     assert np.asarray(state.server["order"]).tolist() == [1, -1, 2]
     assert np.asarray(state.server["sums"])[:, 0].tolist() == [0, 1, 1, 0]
 
@@ -153,7 +153,7 @@ def test_the_median_equals_the_plain_loop(method):
     assert_equals_plain_loop(made)
     if method == "pfedafm":  # and Algorithm 1, written out
         _, server, _ = play(made, [0, 1, 2])
-        written, _ = algorithm1.run_round(made, start(made), 0, [0, 1, 2])
+        written, _ = algorithm_1(made).run_round(made.start(), 0, [0, 1, 2])
         assert_close(jax.device_get(written.server), server, rtol=2e-3, atol=2e-5)
     else:
         _, server, _ = play(made, [0, 1, 2])

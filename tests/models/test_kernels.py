@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from small import METHODS, slow_but
+from small import METHODS, engine_of, plain_loop, slow_but
 
-from pfedafm_jax import engine
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.config.config import updated
-from pfedafm_jax.engine.reference import plain
+from pfedafm_jax.engine import Engine
 from pfedafm_jax.models import kernels
 from pfedafm_jax.models.kernels import conv_pool, sgd
 
@@ -246,15 +245,15 @@ def test_the_engine_is_the_plain_loop_with_both_forms(method, config, dataset, p
     found, config = {}, updated(config, method=method, architectures=("small_b",))
     for name in FORMS:
         with kernels.using(name):
-            programs = engine.build(config, dataset, partition)
-            for loop in (engine, plain):
-                state = engine.start(programs)
+            programs = engine_of(config, dataset, partition)
+            for loop in (programs, plain_loop(programs)):
+                state = programs.start()
                 for t in (1, 2):
-                    state, _ = loop.run_round(programs, state, t)
-                clients = [state.store.state(client) for client in range(config.num_clients)]
-                scores = loop.evaluate(programs, state)
-                found[name, loop] = clients, jax.device_get(state.server), scores
-    ours = found["native", engine]
+                    state, _ = loop.run_round(state, t)
+                clients = [state.clients.state(client) for client in range(config.num_clients)]
+                scores = loop.evaluate(state)
+                found[name, type(loop)] = clients, jax.device_get(state.server), scores
+    ours = found["native", Engine]
     for other in found.values():
         chex.assert_trees_all_close(ours[:2], other[:2], rtol=2e-3, atol=2e-4)
         chex.assert_trees_all_close(ours[2], other[2], atol=0.21)  # one of five images

@@ -17,6 +17,7 @@ from small import (
     assert_close,
     assert_equals_plain_loop,
     play,
+    released_loop,
     same,
     slow_but,
     small_config,
@@ -27,7 +28,6 @@ from small import (
 from pfedafm_jax import export_client, load_client, load_run, run
 from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.config.config import updated
-from pfedafm_jax.engine.reference import released
 from pfedafm_jax.engine.visit import PRIVATE_STATISTICS
 from pfedafm_jax.models.batch_stats import statistics_of
 from pfedafm_jax.models.flax_modules import training
@@ -219,9 +219,15 @@ def test_averaged_statistics_are_weighted_like_weights_and_counted():
     expected = jax.tree.map(lambda a, b: shares[0] * a + shares[1] * b, *alone)
     assert_close(together, expected)
     private = programs("fedper", "normed")
-    assert one.method.shared.extractor_params == private.costs([0])[0].floats_up
-    assert one.costs([0])[0].floats_up == private.costs([0])[0].floats_up + 2 * HIDDEN
-    assert one.costs([0])[0].floats_down == private.costs([0])[0].floats_down + 2 * HIDDEN
+    assert one.method.shared.extractor_params == private.federation.cost_of_visit(0).floats_up
+    assert (
+        one.federation.cost_of_visit(0).floats_up
+        == private.federation.cost_of_visit(0).floats_up + 2 * HIDDEN
+    )
+    assert (
+        one.federation.cost_of_visit(0).floats_down
+        == private.federation.cost_of_visit(0).floats_down + 2 * HIDDEN
+    )
 
 
 @pytest.mark.slow
@@ -247,14 +253,14 @@ def test_a_run_is_resumed_opened_exported_and_joined(method, tmp_path):
     run(short, dataset, partition, run_dir=tmp_path / "short", progress=False)
     again = run(config, dataset, partition, run_dir=tmp_path / "short", progress=False)
     for client in range(4):
-        pair = (one.state.store.state(client) for one in (whole, again))
+        pair = (one.state.clients.state(client) for one in (whole, again))
         chex.assert_trees_all_equal(*pair)
     opened = load_run(tmp_path / "whole")
     for number in range(4):
         client, rows = opened.client(number), partition.test[number]
         logits = client.predict(dataset.images[rows])[client.predictions[0]]
         right = np.mean(logits.argmax(axis=1) == dataset.labels[rows], dtype=np.float32)
-        assert right == whole.evaluations[3]["accuracy"][number]
+        assert right == whole.history.evaluations[3]["accuracy"][number]
     export_client(client, tmp_path / "client")
     loaded = load_client(tmp_path / "client")
     chex.assert_trees_all_equal(
@@ -269,4 +275,4 @@ def test_a_run_is_resumed_opened_exported_and_joined(method, tmp_path):
 
 def test_the_released_codes_method_is_refused_with_such_networks():
     with pytest.raises(PfedafmError, match=r"architectures = 'normed' .* without BatchNorm or Dr"):
-        released.start(programs("pfedafm_released", "normed"))
+        released_loop(programs("pfedafm_released", "normed")).start()

@@ -62,7 +62,7 @@ def assert_holds(folder: Path, store: ClientStore, number: int, warnings: int = 
     assert saved is not None and len(said) == warnings, said
     state, details, arrays = saved
     chex.assert_trees_all_equal(jax.device_get(state.server), server_of(number))
-    assert state.store is again and arrays["round"] == number
+    assert state.clients is again and arrays["round"] == number
     assert details["records"] == [{"round": number, "loss": 0.1}]
     assert arrays["visits"].shape == (number, 2) and "nothing" not in arrays
     assert again.visited.tolist() == store.visited.tolist() and not again.changed.any()

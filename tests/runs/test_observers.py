@@ -1,6 +1,5 @@
 """What observers are told, and that TensorBoard and Weights & Biases get all of it, once."""
 
-import copy
 import json
 import sys
 import types
@@ -14,6 +13,7 @@ from pfedafm_jax.base.errors import PfedafmError
 from pfedafm_jax.base.terminal import console
 from pfedafm_jax.cli.options import RunOptions, observers, parse
 from pfedafm_jax.config.config import updated
+from pfedafm_jax.engine import Federation
 from pfedafm_jax.results import plots
 from pfedafm_jax.results.run import read_run
 from pfedafm_jax.runs.drive import run
@@ -85,7 +85,7 @@ def test_an_observer_is_told_everything(straight):
     assert notes.heard == [("start", 0), ("finish", ROUNDS), "close"]
     assert [seen.record for seen in notes.seen] == read_run(folder).records
     for index, seen in enumerate(notes.seen):
-        expected = experiment.visits["accuracy"][index, seen.record.participants]
+        expected = experiment.result().clients["visits/accuracy"][index, seen.record.participants]
         np.testing.assert_array_equal(seen.clients["participants/accuracy"], expected)
         vectors, means = seen.clients["vectors/mix"], seen.clients["participants/mix_mean"]
         assert vectors.shape == (3, 12)
@@ -95,9 +95,10 @@ def test_an_observer_is_told_everything(straight):
 
 
 def test_the_plan_says_where_the_users_of_the_data_are_not_used(straight, dataset, capsys):
-    experiment = copy.copy(straight[2])
-    experiment.dataset = replace(dataset, users=np.arange(len(dataset.images)) % 3)
-    print_plan(experiment)
+    experiment = straight[2]
+    of_three = replace(dataset, users=np.arange(len(dataset.images)) % 3)
+    parts = experiment.config, of_three, experiment.partition
+    print_plan(Federation.of_partition(*parts), experiment.executor)
     said = " ".join(capsys.readouterr().out.split())
     assert "the data's 3 users are not used (--partition natural)" in said
 

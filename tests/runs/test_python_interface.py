@@ -131,10 +131,10 @@ def test_the_table_by_client_says_who_it_is_and_how_it_did(in_memory, partition,
         assert table["last_round"][client] == max(took_part, default=0)
         assert np.isnan(table["mix_mean"][client]) == (not took_part)
         if took_part:
-            last = in_memory.visits["mix_mean"][max(took_part) - 1, client]
+            last = in_memory.result().clients["visits/mix_mean"][max(took_part) - 1, client]
             assert table["mix_mean"][client] == last
     for name in ("accuracy", "accuracy/large"):
-        np.testing.assert_array_equal(table[name], in_memory.evaluations[3][name])
+        np.testing.assert_array_equal(table[name], in_memory.history.evaluations[3][name])
 
 
 def test_tables_before_the_first_round(settings, dataset, partition):

@@ -21,9 +21,9 @@ from pfedafm_jax.results.run import read_run
 from pfedafm_jax.runs.checkpoints import Checkpoints
 from pfedafm_jax.runs.existing import Task, checkpoint_folder, differences, find_existing
 from pfedafm_jax.runs.experiment import Experiment
-from pfedafm_jax.runs.loop import train
 from pfedafm_jax.runs.observers import Observer
 from pfedafm_jax.runs.signals import Signals
+from pfedafm_jax.runs.train import train
 
 ROUNDS = 7
 TIMING = {"seconds", "compile_seconds", "checkpoint_seconds", "checkpoint_background_seconds"}
@@ -80,7 +80,15 @@ def train_in(folder, experiment, *, fresh=False, notes=None, **options):
     after."""
     notes = notes or Notes()
     task = find_existing(Task(experiment.config, folder), fresh=fresh)
-    train(experiment, task, observers=[notes], **options)
+    experiment.history, experiment.state = train(
+        experiment.federation,
+        experiment.executor,
+        task.folder,
+        partition=experiment.partition,
+        restart=task.state == "again",
+        observers=[notes],
+        **options,
+    )
     return notes.before
 
 
@@ -213,7 +221,7 @@ def test_a_damaged_last_checkpoint_is_named_and_the_one_before_used(
 def test_neither_checkpoints_nor_evaluations_change_a_weight(make, settings, straight, folder):
     often = make(updated(settings, eval_every=1, checkpoint_every=0))
     train_in(folder, often)
-    assert len(often.evaluations) == ROUNDS and len(straight[0].evaluations) == 3
+    assert len(often.history.evaluations) == ROUNDS and len(straight[0].history.evaluations) == 3
     assert weights(often) == weights(straight[0])
     kept = {"mean_accuracy", "loss", "participants", "floats_up"}
     for one, other in zip(rows(folder), rows(straight[1]), strict=True):
@@ -234,10 +242,11 @@ def test_another_number_of_devices_may_go_on(make, settings, straight, folder):
 
 def test_updates_that_are_not_finite_are_counted_and_survive_a_restart(make, settings, folder):
     experiment = make(settings)
-    store = experiment.state.store
+    store = experiment.state.clients
     first = draw_participants(settings.seed, 1, settings.num_clients, settings.num_participants)[0]
     spoilt = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), store.state(first))
     store.write(first, spoilt)
+    experiment.executor.start = lambda: experiment.state
     crashed(folder, experiment, 4)
     assert rows(folder)[0]["not_finite"] == 1
     train_in(folder, make(settings))
@@ -279,7 +288,7 @@ def test_other_data_is_refused(make, settings, dataset, partition, folder):
 
 def test_a_checkpoint_of_an_earlier_version_is_refused(make, settings):
     with pytest.raises(PfedafmError, match="written by an earlier version; --fresh"):
-        make(settings).resume({"records": [], "evaluation_rounds": []}, {})
+        make(settings).history.restore({"records": [], "evaluation_rounds": []}, {})
 
 
 def test_a_finished_run_without_checkpoints_is_not_thrown_away(make, settings, folder):

@@ -60,13 +60,18 @@ def serve(words: list[str], link: Any = None) -> None:
     options = asked.options
 
     from pfedafm_jax.deploy import address, check_free, needed
-    from pfedafm_jax.deploy.roster import Roster, classes_of
-    from pfedafm_jax.deploy.server import Federation, Nodes
+    from pfedafm_jax.deploy.roster import Roster, classes_of, federation_of
+    from pfedafm_jax.deploy.server import Nodes, NodesExecutor
     from pfedafm_jax.methods import find_method
+    from pfedafm_jax.methods.checks import check_names
+    from pfedafm_jax.models import kernels
+    from pfedafm_jax.results import plots
     from pfedafm_jax.results.records import RunFolder
-    from pfedafm_jax.runs.drive import run_all
+    from pfedafm_jax.runs.drive import pictures_in, progress_of, say_finished
     from pfedafm_jax.runs.existing import Task, find_existing
+    from pfedafm_jax.runs.progress import print_summary
     from pfedafm_jax.runs.signals import Signals
+    from pfedafm_jax.runs.train import train
 
     if options.coordinator is not None:
         raise PfedafmError("--coordinator is for simulations; a server is one process")
@@ -88,33 +93,45 @@ def serve(words: list[str], link: Any = None) -> None:
     with Signals() as signals, contextlib.ExitStack() as opened:
         shared = asked.start(1)
         task = find_existing(Task(config, run_dir), fresh=options.fresh, nodes=True)
-        nodes = federation = None
-        if task.state != "done":
-            if link is None:
-                check_free(*where)
-            with RunFolder(run_dir).lock():
-                pass  # the folder is ours before anything is written to it
-            if task.state == "again":
-                (run_dir / "nodes.json").unlink(missing_ok=True)
-            roster = Roster(run_dir / "nodes.json", config, classes)
-            if link is None:
-                certs = options.certs and Path(options.certs)
-                folder = run_dir / "flower"
-                superlink = flower.superlink(*where, certs, folder, config.num_clients)
-                link = opened.enter_context(superlink)
-                log = f"{folder}/superlink.log is Flower's"
-                console.print(f"nodes may come to {options.listen}; {log}")
-            nodes = Nodes(
-                link,
-                roster,
-                console.print,
-                least=least,
-                stopped=lambda: signals.received,
-                seconds=options.round_timeout,
-                patience=options.absent_timeout,
+        if task.state == "done" and task.run is not None:
+            say_finished(task, task.run.summary)
+            return
+        if link is None:
+            check_free(*where)
+        with RunFolder(run_dir).lock():
+            pass  # the folder is ours before anything is written to it
+        if task.state == "again":
+            (run_dir / "nodes.json").unlink(missing_ok=True)
+        roster = Roster(run_dir / "nodes.json", config, classes)
+        if link is None:
+            certs = options.certs and Path(options.certs)
+            folder = run_dir / "flower"
+            superlink = flower.superlink(*where, certs, folder, config.num_clients)
+            link = opened.enter_context(superlink)
+            log = f"{folder}/superlink.log is Flower's"
+            console.print(f"nodes may come to {options.listen}; {log}")
+        nodes = Nodes(
+            link,
+            roster,
+            console.print,
+            seconds=options.round_timeout,
+            patience=options.absent_timeout,
+        )
+        nodes.gather()
+        kernels.choose(config.kernels, console.print)
+        federation = federation_of(check_names(config), roster)
+        executor = NodesExecutor(federation, nodes, least=least, stopped=lambda: signals.received)
+        with progress_of(task, federation, executor, asked.name, shown=True) as bar:
+            history, _ = train(
+                federation,
+                executor,
+                task.folder,
+                restart=task.state == "again",
+                command=asked.command,
+                observers=(bar, *shared["observers"]),
+                signals=signals,
+                log=console.print,
             )
-            nodes.gather()
-            federation = Federation(config, nodes)
-        run_all([task], experiment=federation, signals=signals, **shared)
-        if nodes is not None:
-            nodes.dismiss()
+        plots.draw_all(history.result(), None, run_dir, console.print)
+        print_summary(history.summary(), pictures_in(run_dir))
+        nodes.dismiss()

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfedafm_jax.data import augment, normalise
-from pfedafm_jax.engine import Programs, RoundResult, State
-from pfedafm_jax.engine.reference.plain import accuracy, columns, finite, weights, with_server
-from pfedafm_jax.engine.round import participants_of
+from pfedafm_jax.engine.executor import RoundResult, State
+from pfedafm_jax.engine.reference.plain import PlainLoop, columns, finite, with_server
+from pfedafm_jax.engine.round import participants_of, weights_of
 from pfedafm_jax.engine.visit import client_key
 from pfedafm_jax.methods.pfedafm import PFedAFM
 from pfedafm_jax.methods.standalone import private_model
@@ -46,67 +46,92 @@ class Visit(NamedTuple):
 # ---------------------------------------------------------------------------------------- the round
 
 
-def run_round(
-    programs: Programs, state: State, t: int, participants: Sequence[int] | np.ndarray | None = None
-) -> tuple[State, RoundResult]:
-    """One iteration of the outer loop, see `engine.run_round`."""
-    received = jax.device_get(state.server)["shared_extractor"]
-    order, dropped = participants_of(programs.config, t, participants)
-    uploads, reports = [], []
-    for k, weight in zip(order, weights(programs, order), strict=True):
-        client = state.store.state(k)
-        done = visit(programs, t, k, client, received, momenta(client, received))
-        state.store.write(k, done.client)
-        reports.append(done.report)
-        if done.extractor is not None:
-            uploads.append((weight, done.extractor))
-    new = {"shared_extractor": aggregated(programs.method.aggregation, uploads, received)}
-    return with_server(state, new), RoundResult(np.array(order, int), columns(reports), dropped)
+class Algorithm1(PlainLoop):
+    """Rounds of pFedAFM as the paper has them; evaluation is the plain loop's."""
 
+    method: PFedAFM  # pyright: ignore[reportIncompatibleVariableOverride]
 
-def visit(
-    programs: Programs, t: int, k: int, client: Tree, received: Tree, left: dict[str, Tree]
-) -> Visit:
-    """Both phases of client `k` in round `t`.
+    def run_round(
+        self, state: State, t: int, participants: Sequence[int] | np.ndarray | None = None
+    ) -> tuple[State, RoundResult]:
+        """One iteration of the outer loop; `participants` instead of those drawn."""
+        received = jax.device_get(state.server)["shared_extractor"]
+        order, dropped = participants_of(self.federation.config, t, participants)
+        uploads, reports = [], []
+        for k, weight in zip(order, weights_of(self.federation, order), strict=True):
+            client = state.clients.state(k)
+            done = self.visit_of(t, k, client, received, momenta(client, received))
+            state.clients.write(k, done.client)
+            reports.append(done.report)
+            if done.extractor is not None:
+                uploads.append((weight, done.extractor))
+        new = {"shared_extractor": aggregated(self.method.aggregation, uploads, received)}
+        return with_server(state, new), RoundResult(np.array(order, int), columns(reports), dropped)
 
-    Args:
-        client: its state.
-        received: the shared extractor.
-        left: `mix_velocity` and `shared_velocity`, the momenta that it starts from.
-    """
-    method, settings = programs.method, programs.method.settings
-    architecture, key = programs.architectures[programs.groups[k]], client_key(programs.key, t, k)
+    def visit_of(
+        self, t: int, k: int, client: Tree, received: Tree, left: dict[str, Tree]
+    ) -> Visit:
+        """Both phases of client `k` in round `t`.
 
-    # Phase 1: freeze the shared extractor, train the local model and the mix vector.
-    params = {"model": private_model(client), "mix": client["mix"]}
-    frozen = {"shared_extractor": received}
-    if settings.training == "end_to_end":
-        params, frozen = {**params, **frozen}, {}
-    velocity = {**zeros(params), "mix": left["mix_velocity"]}
-    losses = []
-    for batch in batches(programs, k, jax.random.fold_in(key, 1)):
-        step = mixed_step(architecture, method, params, velocity, frozen, batch)
-        params, velocity, loss = step
-        losses.append((loss, jnp.sum(batch.weights)))
-    left = {**left, "mix": params["mix"], "mix_velocity": velocity["mix"]}
-    report = {"loss": mean(losses), "mix_mean": float(jnp.mean(params["mix"]))}
-    trained = {**frozen, **params}["shared_extractor"]
+        Args:
+            client: its state.
+            received: the shared extractor.
+            left: `mix_velocity` and `shared_velocity`, the momenta that it starts from.
+        """
+        method, settings = self.method, self.method.settings
+        architecture, key = self.architecture_of(k), client_key(self.federation.run_key, t, k)
 
-    # Evaluate between the phases, with the extractor received (end to end: the one trained).
-    good = finite((params, report))
-    client = {**client, **params["model"], "mix": params["mix"]} if good else client
-    report |= accuracy(programs, k, client, {"shared_extractor": trained if good else received})
-
-    # Phase 2: freeze the header, train the shared extractor.
-    if good and settings.training == "iterative":
-        moved, losses = left["shared_velocity"], []
-        for batch in batches(programs, k, jax.random.fold_in(key, 2)):
-            step = shared_step(method, trained, moved, client["header"], batch)
-            trained, moved, loss = step
+        # Phase 1: freeze the shared extractor, train the local model and the mix vector.
+        params = {"model": private_model(client), "mix": client["mix"]}
+        frozen = {"shared_extractor": received}
+        if settings.training == "end_to_end":
+            params, frozen = {**params, **frozen}, {}
+        velocity = {**zeros(params), "mix": left["mix_velocity"]}
+        losses = []
+        for batch in self.batches(k, jax.random.fold_in(key, 1)):
+            step = mixed_step(architecture, method, params, velocity, frozen, batch)
+            params, velocity, loss = step
             losses.append((loss, jnp.sum(batch.weights)))
-        left["shared_velocity"], report["shared_loss"] = moved, mean(losses)
-        good = finite((trained, report["shared_loss"]))
-    return Visit(client, trained if good else None, left, {**report, "finite": good})
+        left = {**left, "mix": params["mix"], "mix_velocity": velocity["mix"]}
+        report = {"loss": mean(losses), "mix_mean": float(jnp.mean(params["mix"]))}
+        trained = {**frozen, **params}["shared_extractor"]
+
+        # Evaluate between the phases, with the extractor received (end to end: the one trained).
+        good = finite((params, report))
+        client = {**client, **params["model"], "mix": params["mix"]} if good else client
+        report |= self.accuracy(k, client, {"shared_extractor": trained if good else received})
+
+        # Phase 2: freeze the header, train the shared extractor.
+        if good and settings.training == "iterative":
+            moved, losses = left["shared_velocity"], []
+            for batch in self.batches(k, jax.random.fold_in(key, 2)):
+                step = shared_step(method, trained, moved, client["header"], batch)
+                trained, moved, loss = step
+                losses.append((loss, jnp.sum(batch.weights)))
+            left["shared_velocity"], report["shared_loss"] = moved, mean(losses)
+            good = finite((trained, report["shared_loss"]))
+        return Visit(client, trained if good else None, left, {**report, "finite": good})
+
+    def batches(self, client: int, key: jax.Array) -> Iterator[Batch]:
+        """All batches of all local epochs of a client; the last of an epoch may be short."""
+        config, dataset = self.federation.config, self.dataset
+        rows = self.partition.train[client]
+        width = self.train_rows.shape[1]
+        num = len(rows)
+        for epoch in range(config.local_epochs):
+            epoch_key = jax.random.fold_in(key, epoch)
+            order_key = jax.random.fold_in(epoch_key, ORDER_KEY)
+            order = np.asarray(ordered(order_key, np.int32(num), width))
+            for number, first in enumerate(range(0, num, config.batch_size)):
+                real = rows[order[first : min(first + config.batch_size, num)]]
+                size = (
+                    len(real) if len(real) < SIZE_STEP else -(-len(real) // SIZE_STEP) * SIZE_STEP
+                )
+                filled = np.resize(real, min(size, config.batch_size))
+                batch_key = jax.random.fold_in(epoch_key, number)
+                images = prepared(self.method.training, batch_key, dataset.images[filled])
+                weights = (np.arange(len(filled)) < len(real)).astype(np.float32)
+                yield Batch(images, jnp.asarray(dataset.labels[filled]), jnp.asarray(weights))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -162,24 +187,6 @@ def shared_step(
 
 
 # ---------------------------------------------------------------------------------------- its parts
-
-
-def batches(programs: Programs, client: int, key: jax.Array) -> Iterator[Batch]:
-    """All batches of all local epochs of a client; the last of an epoch may be short."""
-    rows, config, dataset = programs.partition.train[client], programs.config, programs.dataset
-    width, num = programs.train_rows.shape[1], len(rows)
-    for epoch in range(config.local_epochs):
-        epoch_key = jax.random.fold_in(key, epoch)
-        order_key = jax.random.fold_in(epoch_key, ORDER_KEY)
-        order = np.asarray(ordered(order_key, np.int32(num), width))
-        for number, first in enumerate(range(0, num, config.batch_size)):
-            real = rows[order[first : min(first + config.batch_size, num)]]
-            size = len(real) if len(real) < SIZE_STEP else -(-len(real) // SIZE_STEP) * SIZE_STEP
-            filled = np.resize(real, min(size, config.batch_size))
-            batch_key = jax.random.fold_in(epoch_key, number)
-            images = prepared(programs.method.training, batch_key, dataset.images[filled])
-            weights = (np.arange(len(filled)) < len(real)).astype(np.float32)
-            yield Batch(images, jnp.asarray(dataset.labels[filled]), jnp.asarray(weights))
 
 
 ordered = jax.jit(epoch_order, static_argnums=2)

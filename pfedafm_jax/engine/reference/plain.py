@@ -8,9 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfedafm_jax.data import normalise
-from pfedafm_jax.engine import Programs, RoundResult, State, visit
-from pfedafm_jax.engine.round import participants_of
+from pfedafm_jax.data import Dataset, Partition, normalise
+from pfedafm_jax.engine import visit
+from pfedafm_jax.engine.devices import Devices
+from pfedafm_jax.engine.engine import padded_rows
+from pfedafm_jax.engine.executor import RoundResult, State
+from pfedafm_jax.engine.federation import Federation
+from pfedafm_jax.engine.hosts import Processes
+from pfedafm_jax.engine.round import participants_of, weights_of
+from pfedafm_jax.engine.state import initial_state
 from pfedafm_jax.engine.visit import (
     ADAPT_KEY,
     PRIVATE_STATISTICS,
@@ -20,12 +26,14 @@ from pfedafm_jax.engine.visit import (
     received,
     shared_parts_of,
 )
-from pfedafm_jax.methods.base import Uploads, next_broadcast
+from pfedafm_jax.methods.base import Update, Uploads, next_broadcast
 from pfedafm_jax.methods.server_optimizer import broadcast_of, judged_of
+from pfedafm_jax.models.architecture import Architecture
 from pfedafm_jax.training.batches import ClientData
 
 Tree = Any
 Report = dict[str, float]
+Sent = tuple[dict[str, Tree], dict[str, Any]]  # a client's upload and its weights, by part
 
 
 @partial(jax.jit, static_argnums=1)
@@ -63,111 +71,156 @@ def predict(method, architecture, client, server, images):
     return visit.predict(method, architecture, client, server, images)
 
 
-def run_round(
-    programs: Programs, state: State, t: int, participants: Sequence[int] | np.ndarray | None = None
-) -> tuple[State, RoundResult]:
-    """One round, see `engine.run_round`."""
-    method, whole = programs.method, jax.device_get(state.server)
-    server = broadcast_of(whole)
-    order, dropped = participants_of(programs.config, t, participants)
-    sent, reports = {}, []
-    for k, weight in zip(order, weights(programs, order), strict=True):
-        key, client = client_key(programs.key, t, k), state.store.state(k)
-        data = data_of(programs, k)
-        work = key, client, server, data, np.float32(weight)
-        update = client_update(method, programs.architectures[programs.groups[k]], *work)
+class PlainLoop:
+    """Does rounds one client after the other, on one device: an `Executor`.
+
+    Slow and obvious; what `Engine` is tested against. It is given what the engine is given.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        dataset: Dataset,
+        partition: Partition,
+        devices: Devices | None = None,
+    ):
+        self.federation, self.dataset, self.partition = federation, dataset, partition
+        self.devices = devices or Devices(federation.config.devices)
+        self.processes = Processes()
+        self.method = federation.method
+        self.images = jnp.asarray(dataset.images)
+        self.labels = jnp.asarray(dataset.labels, jnp.int32)
+        self.train_rows = padded_rows(partition.train)
+        self.test_rows = padded_rows(partition.test)
+
+    def prepare(self) -> None:
+        """Nothing: functions are compiled when they are called."""
+
+    def start(self, folder: str | None = None) -> State:
+        """The state before round 1; `folder` is where the store puts its files."""
+        return initial_state(self.federation, folder)
+
+    def run_round(
+        self, state: State, t: int, participants: Sequence[int] | np.ndarray | None = None
+    ) -> tuple[State, RoundResult]:
+        """Round `t`, see `Executor`; `participants` instead of those drawn."""
+        whole = jax.device_get(state.server)
+        server = broadcast_of(whole)
+        order, dropped = participants_of(self.federation.config, t, participants)
+        sent: dict[int, Sent] = {}
+        reports: list[Report] = []
+        for client, weight in zip(order, weights_of(self.federation, order), strict=True):
+            new, upload, report = self.visit(
+                t, client, state.clients.state(client), server, np.float32(weight)
+            )
+            state.clients.write(client, new)
+            reports.append(report)
+            if upload is not None:
+                sent[client] = upload
+        if any(upload for upload, _ in sent.values()):
+            whole = broadcast(self.method, whole, self._stacked(t, order, sent))
+        result = RoundResult(np.array(order, int), columns(reports), dropped)
+        return with_server(state, whole), result
+
+    def evaluate(
+        self, state: State, clients: Sequence[int] | np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
+        """Accuracies of these clients, or of all: `accuracy/NAME` → `[clients]`."""
+        if clients is None:
+            clients = range(self.federation.config.num_clients)
+        server = judged_of(jax.device_get(state.server))
+        reports: list[Report] = []
+        for client in map(int, clients):
+            judged = self._judged(client, state.clients.state(client), server)
+            reports.append(self.accuracy(client, *judged))
+        return columns(reports)
+
+    def visit(
+        self, t: int, client: int, state: Tree, server: Tree, weight: np.float32
+    ) -> tuple[Tree, Sent | None, Report]:
+        """Both stages of a client in round `t`.
+
+        Returns:
+            Its new state, what it uploads with which weights (None: it is discarded), and what it
+            reports.
+        """
+        random_key = client_key(self.federation.run_key, t, client)
+        data = self.data_of(client)
+        arguments = random_key, state, server, data, weight
+        update = client_update(self.method, self.architecture_of(client), *arguments)
         report = {name: float(value) for name, value in update.info.items()}
         report["finite"] = finite((update.client, update.upload, update.info))
-        client = update.client if report["finite"] else client
-        state.store.write(k, client)
-        trained = report["finite"] and update.view is not None
-        if trained:
-            report |= accuracy(programs, k, client, update.view)
-        else:
-            report |= accuracy(programs, k, *judged(programs, k, client, server))
-        if report["finite"]:
-            sent[k] = dict(update.upload), dict(update.weight)
-        if report["finite"] and method.shared_parts:
-            parts = shared_parts_of(method, client)
-            update = shared_update(method, key, parts, server, data, np.float32(weight))
-            report |= {name: float(value) for name, value in update.info.items()}
-            report["finite"] = finite((update.upload, update.info))
-            if report["finite"] and PRIVATE_STATISTICS in client:
-                own = {PRIVATE_STATISTICS: update.client[PRIVATE_STATISTICS]}
-                state.store.write(k, {**client, **own})
+        if not report["finite"]:
+            return state, None, report | self.accuracy(client, *self._judged(client, state, server))
+        state = update.client
+        judged = self._judged(client, state, server)
+        if update.view is not None:
+            judged = state, update.view
+        report |= self.accuracy(client, *judged)
+        upload, weights = dict(update.upload), dict(update.weight)
+        if self.method.shared_parts:
+            parts = shared_parts_of(self.method, state)
+            second: Update = shared_update(self.method, random_key, parts, server, data, weight)
+            report |= {name: float(value) for name, value in second.info.items()}
+            report["finite"] = finite((second.upload, second.info))
             if report["finite"]:
-                sent[k][0].update(update.upload)
-                sent[k][1].update(update.weight)
-        reports.append(report)
-    if any(upload for upload, _ in sent.values()):
-        whole = broadcast(method, whole, stacked(programs, t, order, sent))
-    result = RoundResult(np.array(order, int), columns(reports), dropped)
-    return with_server(state, whole), result
+                upload |= second.upload
+                weights |= second.weight
+                if PRIVATE_STATISTICS in state:
+                    statistics = second.client[PRIVATE_STATISTICS]
+                    state = {**state, PRIVATE_STATISTICS: statistics}
+        return state, (upload, weights), report
 
+    def _judged(self, client: int, state: Tree, server: Tree) -> tuple[Tree, Tree]:
+        """A client's state and broadcast as it is judged with them: adapted, if the method adapts."""
+        if not self.method.adapts:
+            return state, server
+        key = jax.random.fold_in(self.federation.run_key, ADAPT_KEY)
+        key = jax.random.fold_in(key, client)
+        architecture = self.architecture_of(client)
+        adapted = adapt(self.method, architecture, key, state, server, self.data_of(client))
+        adapted = jax.device_get(adapted)
+        return adapted if finite(adapted) else (state, server)
 
-def evaluate(programs: Programs, state: State, clients: Sequence[int] | np.ndarray | None = None):
-    """Accuracies by name, see `engine.evaluate`."""
-    order = map(int, range(programs.config.num_clients) if clients is None else clients)
-    server = judged_of(jax.device_get(state.server))
+    def accuracy(self, client: int, state: Tree, server: Tree) -> Report:
+        """Fraction of a client's test images classified correctly: `{"accuracy/NAME": …}`."""
+        rows = self.test_rows[client]
+        num = self.federation.num_test[client]
+        images, labels = self.dataset.images[rows], self.dataset.labels[rows]
+        architecture = self.architecture_of(client)
+        scores = predict(self.method, architecture, state, jax.device_get(server), images)
+        scores = jax.device_get(scores)
+        right = {name: np.argmax(logits, axis=-1) == labels for name, logits in scores.items()}
+        return {f"accuracy/{name}": float(np.mean(hits[:num])) for name, hits in right.items()}
 
-    def accuracy_of(client: int) -> Report:
-        return accuracy(
-            programs, client, *judged(programs, client, state.store.state(client), server)
+    def architecture_of(self, client: int) -> Architecture:
+        """A client's architecture."""
+        return self.federation.architectures[self.federation.groups[client]]
+
+    def data_of(self, client: int) -> ClientData:
+        """One client's data, as the method's functions expect it."""
+        return ClientData(
+            self.images,
+            self.labels,
+            train=jnp.asarray(self.train_rows[client]),
+            num_train=jnp.int32(self.federation.num_train[client]),
+            test=jnp.asarray(self.test_rows[client]),
+            num_test=jnp.int32(self.federation.num_test[client]),
+            client=jnp.int32(client),
         )
 
-    return columns([accuracy_of(client) for client in order])
-
-
-def judged(programs: Programs, client: int, state: Tree, server: Tree) -> tuple[Tree, Tree]:
-    """A client's state and broadcast as it is judged with them: adapted, if the method adapts."""
-    if not programs.method.adapts:
-        return state, server
-    key = jax.random.fold_in(jax.random.fold_in(programs.key, ADAPT_KEY), client)
-    architecture = programs.architectures[programs.groups[client]]
-    data = data_of(programs, client)
-    new = jax.device_get(adapt(programs.method, architecture, key, state, server, data))
-    return new if finite(new) else (state, server)
-
-
-def stacked(
-    programs: Programs, t: int, order: Sequence[int], sent: dict[int, tuple[dict, dict]]
-) -> Uploads:
-    """Uploads and weights by place in the order drawn, with zeros of those who sent nothing."""
-    config = programs.config
-    nobody = max(config.num_participants - len(order), 0)
-    fullest = max(sent.values(), key=lambda pair: len(pair[0]))
-    blank = jax.tree.map(np.zeros_like, fullest)
-    pairs = [sent.get(k, ({}, {})) for k in order] + [({}, {})] * nobody
-    rows = [({**blank[0], **upload}, {**blank[1], **weight}) for upload, weight in pairs]
-    parts, weight = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
-    clients: Any = np.array([*order, *[config.num_clients] * nobody], np.int32)
-    return Uploads(clients, parts, weight, client_key(programs.key, t, SERVER_KEY))
-
-
-def weights(programs: Programs, order: Sequence[int]) -> list[float]:
-    """Weights of the average: n_k, or 1."""
-    if programs.config.aggregation in ("uniform", "median"):
-        return [1.0] * len(order)
-    return [float(programs.num_train[k]) for k in order]
-
-
-def data_of(programs: Programs, client: int) -> ClientData:
-    """One client's data, as the method's functions expect it."""
-    counts = jnp.int32(programs.num_train[client]), jnp.int32(programs.num_test[client])
-    train, test = programs.train_rows[client], programs.test_rows[client]
-    rows = train, counts[0], test, counts[1], jnp.int32(client)
-    return ClientData(programs.images, programs.labels, *rows)
-
-
-def accuracy(programs: Programs, client: int, state: Tree, server: Tree) -> Report:
-    """Fraction of a client's test images classified correctly: `{"accuracy/NAME": …}`."""
-    rows, num = programs.test_rows[client], programs.num_test[client]
-    images, labels = programs.dataset.images[rows], programs.dataset.labels[rows]
-    architecture = programs.architectures[programs.groups[client]]
-    scores = predict(programs.method, architecture, state, jax.device_get(server), images)
-    scores = jax.device_get(scores)
-    right = {name: np.argmax(logits, axis=-1) == labels for name, logits in scores.items()}
-    return {f"accuracy/{name}": float(np.mean(hits[:num])) for name, hits in right.items()}
+    def _stacked(self, t: int, order: Sequence[int], sent: dict[int, Sent]) -> Uploads:
+        """Uploads and weights by place in the order drawn, with zeros of those who sent nothing."""
+        config = self.federation.config
+        nobody = max(config.num_participants - len(order), 0)
+        fullest = max(sent.values(), key=lambda pair: len(pair[0]))
+        blank = jax.tree.map(np.zeros_like, fullest)
+        pairs = [sent.get(client, ({}, {})) for client in order] + [({}, {})] * nobody
+        rows = [({**blank[0], **upload}, {**blank[1], **weight}) for upload, weight in pairs]
+        parts, weight = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+        clients: Any = np.array([*order, *[config.num_clients] * nobody], np.int32)
+        key = client_key(self.federation.run_key, t, SERVER_KEY)
+        return Uploads(clients, parts, weight, key)
 
 
 def finite(tree: Tree) -> bool:
@@ -176,9 +229,8 @@ def finite(tree: Tree) -> bool:
 
 
 def with_server(state: State, server: Tree) -> State:
-    """The state with another broadcast, on the same devices as the old one."""
-    placed = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), server, state.server)
-    return state._replace(server=placed)
+    """The state with another broadcast, as numpy arrays."""
+    return state._replace(server=jax.device_get(server))
 
 
 def columns(reports: list[Report]) -> dict[str, np.ndarray]:
