@@ -368,5 +368,5 @@ def print_configs() -> None:
     """The named configurations with the first line of each."""
     for name in config_names():
         first_line, *_ = (CONFIGS / f"{name}.toml").read_text().splitlines()
-        console.print(f"{name:<16} {first_line.lstrip('# ')}")
+        console.print(f"{name:<16} {first_line.lstrip('# ')}", soft_wrap=True)
     console.print("\npfedafm run --config NAME", style="dim")

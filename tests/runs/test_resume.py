@@ -385,7 +385,7 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_says_that_it_starts_
 
 def test_a_run_folder_that_was_carried_away_says_where_its_weights_are(make, settings, checkout):
     folder, carried = checkout / "runs" / "x", checkout / "desk" / "x"
-    train_in(folder, make(replace(settings, rounds=2)))
+    train_in(folder, make(updated(settings, rounds=2)))
     shutil.copytree(folder, carried)
     with pytest.raises(PfedafmError) as caught:
         load_run(carried)

@@ -31,6 +31,10 @@ def main(words: list[str]) -> int:
     check_writable(asked.out, "out")
     needed("certs").make(asked.out, list(asked.hosts), asked.clients)
     where = clean(asked.out)
-    console.print(f"{where}/ca.crt: for every node\n{where}/nodes/client-K: for node K alone")
-    console.print(f"{where}/server.key and the rest: for the server alone")
+    for line in (
+        f"{where}/ca.crt: for every node",
+        f"{where}/nodes/client-K: for node K alone",
+        f"{where}/server.key and the rest: for the server alone",
+    ):
+        console.print(line, soft_wrap=True)
     return 0

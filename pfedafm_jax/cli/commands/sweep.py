@@ -58,7 +58,7 @@ def main(words: list[str]) -> int:
         sweep.check_matters(name, grid, given)
     if "validation_fraction" in asked.flags and not given.validation_fraction:
         raise bad("validation_fraction", 0, "above 0: a sweep ranks settings by held-out data")
-    seeds = more.seeds or (given.seed,)
+    seeds = tuple(dict.fromkeys(more.seeds)) or (given.seed,)
     base = asked.run_dir if more.run_dir else Path("runs") / f"sweep-{asked.name}"
     held_out = given.validation_fraction or sweep.HELD_OUT
     config = updated(given, validation_fraction=held_out, eval_every=given.rounds)
