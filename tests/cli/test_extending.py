@@ -266,6 +266,7 @@ def test_methods_that_cannot_be_registered_say_why():
     class Odd(methods.MethodSettings):
         rates: list[float] = []
 
+    @dataclasses.dataclass(frozen=True)
     class Unchecked(methods.MethodSettings):
         rate: float = 0.5
 
